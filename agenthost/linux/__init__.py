@@ -1,0 +1,1 @@
+"""The kernel's edges: one thin function a syscall under the kernel's own name, no policy."""

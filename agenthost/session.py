@@ -1,0 +1,280 @@
+"""AgentHost and Session: who owns what, and for how long.
+
+    AgentHost   the builder; one for a daemon, for as long as the daemon likes
+    Session     workspace, home, uid lease, events, environment; any number of launches, one after another
+    launch      view, gateway, broker; ends with the Harness
+
+Everything is closed in the reverse order of its making, and a launch reports its exit only when all that belonged to it
+has settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from agenthost import view as story
+from agenthost.broker.broker import Broker
+from agenthost.codex.instructions import workspace_instructions
+from agenthost.environment.local import LocalEnvironment, Workspace
+from agenthost.errors import EnvironmentFailed, LaunchFailed, StateUnusable
+from agenthost.events import EventLog
+from agenthost.gateway.server import Gateway
+from agenthost.home import Home
+from agenthost.launcher.client import Init, Launcher, RunningCommand
+from agenthost.launcher.mounts import IdMap
+from agenthost.layout import StateLayout, default_state_dir
+from agenthost.linux.rootdir import Owner
+from agenthost.process import PIPE, Process, Stdio
+from agenthost.programs import static_program
+from agenthost.request import Admitted, Harness, SessionRequest, admit
+from agenthost.state import Record, made_state, nothing_half_done, open_events, open_record
+from agenthost.wire import Exited, Failed, SignalScope
+
+_COMMANDS_SETTLE_S: Final = 1.0
+
+
+class AgentHost:
+    """The daemon's side of every view. An async context manager; holds the builder.
+
+    `state_dir` is created 0700; the default is that of `layout.default_state_dir`.
+    """
+
+    def __init__(self, state_dir: Path | None = None) -> None:
+        self._layout = StateLayout((state_dir or default_state_dir()).absolute())
+        self._launcher: Launcher | None = None
+        self._starting = asyncio.Lock()
+        self._rootless = os.geteuid() != 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            await launcher.aclose()
+
+    @contextlib.asynccontextmanager
+    async def open(self, request: SessionRequest) -> AsyncIterator[Session]:
+        """A Session, and the end of it and of everything in it.
+
+        Raises `RequestRefused` and its kinds and `NoView` before any effect, `HostUnfit`, `StateUnusable`,
+        `LaunchFailed`.
+        """
+        with admit(request, self._layout.root) as admitted:
+            # Its digest may have to be computed, of 300 MB.
+            found = await asyncio.to_thread(story.discover, request, os.environ, self._layout.root)
+            declared = story.declare(found, request.shim_paths)
+            if not self._rootless:
+                story.check_reach(declared)
+            shim = static_program("oac-shim")
+            async with AsyncExitStack() as stack:
+                launcher = await self._builder()
+                record = stack.enter_context(open_record(self._layout, admitted, rootless=self._rootless))
+                environment = _environment(admitted, declared, record.owner, rootless=self._rootless)
+                with nothing_half_done(record):
+                    events = stack.enter_context(open_events(record, request.events_copy))
+                    home = stack.enter_context(_home(record, rootless=self._rootless))
+                    stack.push_async_callback(launcher.forget, record.id)
+                    stack.push_async_callback(environment.aclose)
+                    await environment.start(launcher, record.id)
+                session = Session(admitted, declared, launcher, environment, record, events, home, shim)
+                stack.push_async_callback(session.aclose)
+                _tell_opened(events, admitted)
+                yield session
+
+    async def _builder(self) -> Launcher:
+        async with self._starting:
+            if self._launcher is None:
+                init = static_program("oac-init")
+                with made_state(self._layout):
+                    self._launcher = await Launcher.start(
+                        init=init, attach=self._layout.attach, rootless=self._rootless
+                    )
+            return self._launcher
+
+
+class Session:
+    """One workspace, one home, one environment, and launches one after another. Made by `AgentHost.open`."""
+
+    def __init__(
+        self,
+        admitted: Admitted,
+        declared: story.Declared,
+        launcher: Launcher,
+        environment: LocalEnvironment,
+        record: Record,
+        events: EventLog,
+        home: Home,
+        shim: Path,
+    ) -> None:
+        self.id = record.id
+        self.events = events
+        self.workspace = admitted.workspace
+        self.declaration = declared.view
+        self._admitted = admitted
+        self._declared = declared
+        self._launcher = launcher
+        self._environment = environment
+        self._record = record
+        self._home = home
+        self._shim = shim
+        self._live: Process | None = None
+
+    async def launch(
+        self, args: Sequence[str], *, stdin: int = PIPE, stdout: int = PIPE, stderr: int = PIPE
+    ) -> Process:
+        """The Harness with `args` in a view of its own.
+
+        Each of `stdin`, `stdout` and `stderr` is `PIPE` or a descriptor that stays the caller's. Raises `StateUnusable`
+        while another view of the Session lives, `LaunchFailed`, `HomeUnsafe`, `GatewayFailed`.
+        """
+        if self._live is not None and not self._live.ended:
+            raise StateUnusable(f"Session {self.id} has a live view", remedy="wait for it, or open another Session")
+        plan = self._plan(args)
+        # Its time depends on what an earlier launch left there.
+        await asyncio.to_thread(self._home.prepare, plan.harness.home_files, plan.harness.home_keep)
+        stdio = await Stdio.open(stdin, stdout, stderr)
+        async with AsyncExitStack() as stack:
+            stack.callback(stdio.close)
+            try:
+                init, running = await story.launch(plan, self._launcher, self.id, stdio.harness_ends)
+            finally:
+                stdio.close_harness_ends()
+            stack.push_async_callback(init.aclose)
+            broker = Broker(plan.policy, self._environment, self.events, self._record.owner.uid)
+            stack.push_async_callback(broker.aclose)
+            gateway = Gateway(
+                self._admitted.request.provider, allow_hosts=self._admitted.allow_hosts, events=self.events
+            )
+            stack.push_async_callback(gateway.aclose)
+            await self._serve(init, broker, gateway)
+            self.events.write(
+                "view.started", **story.described(self._declared), cwd=plan.harness.cwd, uid=self._record.owner.uid
+            )
+            parts = _Parts(init, running, stdio, gateway, broker, stack.pop_all())
+            live = _Live(parts, self.events, self._admitted.request.grace_s)
+            self._live = Process(stdio, ended=live.settle(), send=live.send, stop=live.stop)
+        return self._live
+
+    async def aclose(self) -> None:
+        """Stops the live view, if there is one."""
+        if self._live is not None:
+            await self._live.stop()
+
+    def _plan(self, args: Sequence[str]) -> story.Plan:
+        return story.prepare(
+            self._declared,
+            self._environment,
+            story.Place(str(self.workspace), self._record.directory / "home", self._shim, self._record.owner),
+            args=args,
+            model=self._admitted.request.model,
+            agents_md=workspace_instructions(self._admitted.workspace_fd),
+        )
+
+    async def _serve(self, init: Init, broker: Broker, gateway: Gateway) -> None:
+        proxy, model = init.listeners
+        init.listeners = ()
+        shims, init.shim_listener = init.shim_listener, None
+        if shims is None:
+            raise AssertionError("a view without a shim listener")
+        await broker.start(shims)
+        await gateway.start(proxy=proxy, model=model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    init: Init
+    running: RunningCommand
+    stdio: Stdio
+    gateway: Gateway
+    broker: Broker
+    stack: AsyncExitStack
+
+
+class _Live:
+    """One live view: waits for its end, and settles what belonged to it."""
+
+    def __init__(self, parts: _Parts, events: EventLog, grace_s: float) -> None:
+        self._parts = parts
+        self._events = events
+        self._grace_s = grace_s
+        self._started = asyncio.get_running_loop().time()
+        self._stopping = False
+
+    async def send(self, number: int) -> None:
+        await self._parts.init.signal(number, SignalScope.LEADER)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await self._parts.init.stop(self._grace_s)
+
+    async def settle(self) -> int:
+        parts = self._parts
+        status: int | None = None
+        try:
+            async with parts.stack:
+                status = await self._end()
+                await parts.init.aclose()
+                await parts.stdio.drain()
+                await parts.broker.settle(_COMMANDS_SETTLE_S)
+        finally:
+            ms = round((asyncio.get_running_loop().time() - self._started) * 1000, 1)
+            self._events.write("view.exited", status=status, ms=ms)
+        return status
+
+    async def _end(self) -> int:
+        """The Harness's status; a broken gateway ends the view, because the Harness would wait without end."""
+        ended = asyncio.ensure_future(self._parts.running.wait())
+        broken = asyncio.ensure_future(self._parts.gateway.failed())
+        try:
+            await asyncio.wait([ended, broken], return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await self._parts.init.stop(self._grace_s)
+                raise broken.result()
+            match ended.result():
+                case Exited() as exited:
+                    return exited.status
+                case Failed(message=message):
+                    raise LaunchFailed(os.fsdecode(message), remedy="see 'agenthost declare'")
+        except EnvironmentFailed:
+            if self._stopping:
+                return 128 + signal.SIGKILL
+            raise
+        finally:
+            for task in (ended, broken):
+                task.cancel()
+            await asyncio.gather(ended, broken, return_exceptions=True)
+
+
+def _home(record: Record, *, rootless: bool) -> Home:
+    path = record.directory / "home"
+    return Home.open(path) if rootless else Home.open(path, uid=record.owner.uid, gid=record.owner.gid)
+
+
+def _environment(admitted: Admitted, declared: story.Declared, owner: Owner, *, rootless: bool) -> LocalEnvironment:
+    found = admitted.workspace_status
+    idmap = None if rootless or found.st_uid == owner.uid else IdMap(found.st_uid, found.st_gid, owner.uid, owner.gid)
+    workspace = Workspace(admitted.workspace, admitted.identity, idmap)
+    network = admitted.request.env_network == "host"
+    return LocalEnvironment(
+        workspace, owner, bind_ro=admitted.bind_ro, programs=story.programs(declared), network=network
+    )
+
+
+def _tell_opened(events: EventLog, admitted: Admitted) -> None:
+    asked = admitted.request.workspace
+    events.write("session.opened", workspace=str(admitted.workspace), asked=str(asked))
+
+
+__all__ = ["AgentHost", "Harness", "Session", "SessionRequest"]
