@@ -2,7 +2,7 @@
 # space in an absolute one.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup shims demo check test fuzz soak bench clean
+.PHONY: help setup shims demo lint check test fuzz soak bench clean
 ARGS ?=
 
 help: ## list the targets
@@ -18,7 +18,10 @@ shims: ## compile the static programs of shims/ into agenthost/bin
 demo: ## one real Codex turn in a view, against a scripted model: no key, no internet
 	@scripts/demo.sh
 
-check: ## format, lint, types, structure, fast tests
+lint: ## format, lint, types
+	@scripts/lint.sh
+
+check: ## what lint does, structure, and the fast tests: before every commit
 	@scripts/check.sh $(ARGS)
 
 test: ## the whole test suite (as root: everything; else what can be run)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
-import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from agenthost.errors import HomeUnsafe
@@ -21,8 +20,11 @@ from agenthost.linux.rootdir import DEFAULT_LIMIT, TEMPORARY, Owner, RootDir
 
 DIRECTORIES: Final = ("codex", "tmp")
 
-MAX_DEPTH: Final = 16
-"""Components below the home that something kept may have; Codex's threads have seven."""
+DIRECTORIES_STAY: Final = tuple(f"{name}/" for name in DIRECTORIES)
+"""As patterns: a last component that is empty matches nothing."""
+
+EVERYTHING: Final = "**"
+"""As the last component of a pattern: whatever is in the directory stays as it is."""
 
 _REMEDY: Final = "remove the Session (agenthost sessions remove ID), or start another one"
 
@@ -73,18 +75,31 @@ class Home:
     ) -> None:
         self.close()
 
-    def prepare(self, files: Mapping[str, bytes], keep: Mapping[str, tuple[str, ...]]) -> None:
+    def prepare(
+        self,
+        files: Mapping[str, bytes],
+        keep: Sequence[str],
+        *,
+        empty: Sequence[str] = (),
+        once: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
         """Before each launch, while no view of the Session lives.
 
         files   what is written anew, by path below the home
-        keep    for each directory the patterns of the names that survive; see `HarnessPlan.home_keep`
+        keep    patterns of the paths that survive; see `HarnessPlan.home_keep`
+        empty   directories that are made anew
+        once    files that are created, and are the caller's to remove after the launch
         """
         for name in DIRECTORIES:
             self._settle_directory(name)
-        for directory, patterns in keep.items():
-            self._sweep(directory, patterns)
+        self._sweep(".", [tuple(pattern.split("/")) for pattern in (*DIRECTORIES_STAY, *keep)])
         for name, data in files.items():
             self.write(name, data)
+        for name in empty:
+            self.remove(name)
+            self.mkdir(name)
+        for name, data in once.items():
+            self.create(name, data)
 
     def read(self, name: str, *, limit: int = DEFAULT_LIMIT) -> bytes:
         """A regular file's content; FileNotFoundError when there is nothing at the name."""
@@ -131,37 +146,27 @@ class Home:
                 self._root.own_tree(name, self._owner)
             self._root.own_directory(name, owner=self._owner)
 
-    def _sweep(self, directory: str, patterns: tuple[str, ...]) -> None:
+    def _sweep(self, directory: str, patterns: Sequence[tuple[str, ...]]) -> None:
+        """Removes from the directory what no pattern, a tuple of components, lets stay."""
+        if (EVERYTHING,) in patterns:
+            return
         with _unsafe(directory):
             found = self._root.entries(directory)
         for entry, kind in found:
             path = entry if directory == "." else f"{directory}/{entry}"
-            if entry.startswith(TEMPORARY) or not any(fnmatch.fnmatchcase(entry, p) for p in patterns):
+            matching = [pattern[1:] for pattern in patterns if fnmatch.fnmatchcase(entry, pattern[0])]
+            below = [pattern for pattern in matching if pattern]
+            if entry.startswith(TEMPORARY):
                 self.remove(path)
-            elif directory != ".":
-                self._purge(path, kind)
-            elif not _is_plain(kind):
+            elif below and stat.S_ISDIR(kind.st_mode):
+                with _unsafe(path):
+                    self._root.own_directory(path, owner=self._owner)
+                self._sweep(path, below)
+            elif () in matching and stat.S_ISREG(kind.st_mode) and kind.st_nlink == 1:
+                with _unsafe(path):
+                    self._root.own_file(path, owner=self._owner)
+            else:
                 self.remove(path)
-
-    def _purge(self, name: str, kind: os.stat_result) -> None:
-        """Leaves at the name, and below it, nothing but directories and regular files with one name.
-
-        A FIFO would make the Harness wait, a link would lead it elsewhere. What cannot be listed, or is deeper than
-        `MAX_DEPTH`, goes whole.
-        """
-        found = [(name, kind)]
-        for path, entry in found:
-            if not _is_plain(entry) or path.count("/") >= MAX_DEPTH:
-                self.remove(path)
-            elif stat.S_ISDIR(entry.st_mode):
-                try:
-                    found += [(f"{path}/{below}", kind) for below, kind in self._root.entries(path)]
-                except OSError:
-                    self.remove(path)
-
-
-def _is_plain(found: os.stat_result) -> bool:
-    return stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
 
 
 @contextlib.contextmanager

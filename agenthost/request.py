@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from agenthost.codex.catalog import VERBOSITIES, Verbosity
 from agenthost.codex.harness import PASSWD_SHELL
 from agenthost.codex.plan import CODEX_MASK
 from agenthost.errors import NotAvailableYet, RequestRefused, UnsupportedOperation
@@ -41,6 +42,9 @@ class SessionRequest:
 
     model: str | None = None
     """The model's slug; None is Codex's own default."""
+
+    model_verbosity: Verbosity | None = None
+    """`low`, `medium` or `high`; refused for a `model` that has no such choice. None leaves it to Codex."""
 
     mcp: Sequence[McpServer] = ()
     codex: Path | None = None
@@ -152,7 +156,12 @@ def _check_values(request: SessionRequest) -> None:
         )
     if not 0 <= request.grace_s <= 3600:
         raise RequestRefused(f"a grace of {request.grace_s} s", remedy="give 0 to 3600 seconds")
-    if request.harness is not None and (request.codex is not None or request.model is not None):
+    if request.model_verbosity not in (None, *VERBOSITIES):
+        raise RequestRefused(
+            f"{request.model_verbosity!r} is no model verbosity", remedy=f"give one of {', '.join(VERBOSITIES)}"
+        )
+    of_codex = (request.codex, request.model, request.model_verbosity)
+    if request.harness is not None and any(value is not None for value in of_codex):
         raise RequestRefused("a Harness and a Codex or model at once", remedy="give one of them")
     if request.harness is None and request.provider is None:
         raise RequestRefused("there is no provider for the model requests", remedy="give a Provider")

@@ -74,7 +74,7 @@ class AgentHost:
         with admit(request, self._layout.root) as admitted:
             # Its digest may have to be computed, of 300 MB.
             found = await asyncio.to_thread(story.discover, request, os.environ, self._layout.root)
-            declared = story.declare(found, request.shim_paths)
+            declared = story.declare(found, request.shim_paths, await asyncio.to_thread(story.choose, found, request))
             if not self._rootless:
                 story.check_reach(declared)
             shim = static_program("oac-shim")
@@ -130,6 +130,8 @@ class Session:
         self._home = home
         self._shim = shim
         self._live: Process | None = None
+        self._launching = asyncio.Lock()
+        self._closed = False
 
     async def launch(
         self, args: Sequence[str], *, stdin: int = PIPE, stdout: int = PIPE, stderr: int = PIPE
@@ -139,13 +141,30 @@ class Session:
         Each of `stdin`, `stdout` and `stderr` is `PIPE` or a descriptor that stays the caller's. Raises `StateUnusable`
         while another view of the Session lives, `LaunchFailed`, `HomeUnsafe`, `GatewayFailed`.
         """
-        if self._live is not None and not self._live.ended:
+        if self._closed:
+            raise StateUnusable(f"Session {self.id} is closed", remedy="open it again")
+        if self._launching.locked() or (self._live is not None and not self._live.ended):
             raise StateUnusable(f"Session {self.id} has a live view", remedy="wait for it, or open another Session")
+        async with self._launching:
+            self._live = await self._launch(args, stdin, stdout, stderr)
+        return self._live
+
+    async def aclose(self) -> None:
+        """Stops the live view, if there is one; a launch that is under way is waited for, and stopped."""
+        self._closed = True
+        async with self._launching:
+            if self._live is not None:
+                await self._live.stop()
+
+    async def _launch(self, args: Sequence[str], stdin: int, stdout: int, stderr: int) -> Process:
+        story.check_unchanged(self._declared)
         plan = self._plan(args)
-        # Its time depends on what an earlier launch left there.
-        await asyncio.to_thread(self._home.prepare, plan.harness.home_files, plan.harness.home_keep)
-        stdio = await Stdio.open(stdin, stdout, stderr)
         async with AsyncExitStack() as stack:
+            # Its time depends on what an earlier launch left there.
+            await asyncio.to_thread(story.prepare_home, plan, self._home)
+            for name in plan.harness.home_once:
+                stack.callback(self._home.remove, name)
+            stdio = await Stdio.open(stdin, stdout, stderr)
             stack.callback(stdio.close)
             try:
                 init, running = await story.launch(plan, self._launcher, self.id, stdio.harness_ends)
@@ -164,13 +183,7 @@ class Session:
             )
             parts = _Parts(init, running, stdio, gateway, broker, stack.pop_all())
             live = _Live(parts, self.events, self._admitted.request.grace_s)
-            self._live = Process(stdio, ended=live.settle(), send=live.send, stop=live.stop)
-        return self._live
-
-    async def aclose(self) -> None:
-        """Stops the live view, if there is one."""
-        if self._live is not None:
-            await self._live.stop()
+            return Process(stdio, ended=live.settle(), send=live.send, stop=live.stop)
 
     def _plan(self, args: Sequence[str]) -> story.Plan:
         return story.prepare(
@@ -178,7 +191,6 @@ class Session:
             self._environment,
             story.Place(str(self.workspace), self._record.directory / "home", self._shim, self._record.owner),
             args=args,
-            model=self._admitted.request.model,
             agents_md=workspace_instructions(self._admitted.workspace_fd),
         )
 

@@ -11,18 +11,22 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from agenthost.broker.policy import Policy
+from agenthost.codex.catalog import CODEXS_OWN, ModelChoice
+from agenthost.codex.catalog import choose as choose_model
 from agenthost.codex.harness import HarnessPlan, declare_harness, plan_harness
 from agenthost.codex.install import Install
+from agenthost.codex.install import check_unchanged as check_install
 from agenthost.codex.install import discover as discover_codex
 from agenthost.codex.plan import declare as declare_codex
 from agenthost.codex.plan import plan_launch
 from agenthost.declaration import Mask, View
 from agenthost.environment.protocol import Environment
 from agenthost.errors import NoView
+from agenthost.home import Home
 from agenthost.launcher.client import Init, Launcher, RunningCommand
 from agenthost.launcher.filters import view_filter
 from agenthost.launcher.mounts import Bind, Content, MountStep, Overlay
@@ -41,6 +45,7 @@ class Declared:
 
     found: Install | Harness
     view: View
+    choice: ModelChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +95,16 @@ def discover(request: SessionRequest, environ: Mapping[str, str], state_dir: Pat
     return discover_codex(request.codex, environ, state_dir=state_dir)
 
 
-def declare(found: Install | Harness, shim_paths: Sequence[str]) -> Declared:
+def choose(found: Install | Harness, request: SessionRequest) -> ModelChoice:
+    """The model and its verbosity, probed where that must be. Raises `UnsupportedOperation` and `NoView`."""
+    return choose_model(found, request.model, request.model_verbosity) if isinstance(found, Install) else CODEXS_OWN
+
+
+def declare(found: Install | Harness, shim_paths: Sequence[str], choice: ModelChoice = CODEXS_OWN) -> Declared:
     """What it needs in a view, with the Session's further shim paths. Raises `NoView` and `DeclarationInvalid`."""
     view = declare_codex(found) if isinstance(found, Install) else declare_harness(found.directory, found.binary)
     further = tuple(ViewPath(path) for path in shim_paths if path not in view.shim_paths)
-    return Declared(found, replace(view, shim_paths=(*view.shim_paths, *further)))
+    return Declared(found, replace(view, shim_paths=(*view.shim_paths, *further)), choice)
 
 
 def described(declared: Declared) -> dict[str, object]:
@@ -129,14 +139,18 @@ def prepare(
     place: Place,
     *,
     args: Sequence[str],
-    model: str | None,
     agents_md: bytes | None,
 ) -> Plan:
     """The plan of one launch. Touches nothing."""
     view = declared.view
     if isinstance(declared.found, Install):
         harness = plan_launch(
-            declared.found, view, workspace=place.workspace, args=args, model=model, agents_md=agents_md
+            declared.found,
+            view,
+            workspace=place.workspace,
+            args=args,
+            choice=declared.choice,
+            agents_md=agents_md,
         )
     else:
         harness = plan_harness(view, workspace=place.workspace, args=args)
@@ -152,6 +166,18 @@ def prepare(
         seccomp=view_filter(),
     )
     return Plan(harness, steps, setup, policy)
+
+
+def check_unchanged(declared: Declared) -> None:
+    """Before each launch: raises `NoView` when Codex is no longer what it was when the Session was opened."""
+    if isinstance(declared.found, Install):
+        check_install(declared.found)
+
+
+def prepare_home(plan: Plan, home: Home) -> None:
+    """The Session home as this launch finds it. Raises `HomeUnsafe`."""
+    harness = plan.harness
+    home.prepare(harness.home_files, harness.home_keep, empty=harness.home_empty, once=harness.home_once)
 
 
 async def launch(plan: Plan, launcher: Launcher, session: str, stdio: Sequence[int]) -> tuple[Init, RunningCommand]:
@@ -174,7 +200,12 @@ def _view_steps(
     for mount in view.closure:
         yield Bind(str(mount.source), mount.path, executable=True)
     yield Bind(str(place.home), HOME, readonly=False)
-    for name in harness.home_files:
+    # rename(2) refuses to move a mount point, not a directory above one: without a mount of its own that directory
+    # could be moved away, and another one put in its place.
+    shown = (*harness.home_files, *harness.home_once, *harness.home_empty)
+    for directory in sorted({str(PurePosixPath(name).parent) for name in shown} - {"."}):
+        yield Bind(str(place.home / directory), ViewPath(f"{HOME}/{directory}"), readonly=False)
+    for name in shown:
         # Written by the daemon for this launch: the Harness reads it and cannot change what it says.
         yield Bind(str(place.home / name), ViewPath(f"{HOME}/{name}"))
     by_name = [f"{SHIM_DIR}/{name}" for name in view.shims]

@@ -41,11 +41,19 @@ find_python() {
 # Prints the checksum of standard input.
 checksum() { sha256sum | cut -d ' ' -f 1; }
 
-# Prints the checksum of all that decides which versions the interpreter $1 gets installed.
+# Prints what agenthost needs to run, with Codex, one requirement a line. $1 is an interpreter.
+requirements() {
+    "$1" -c 'import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print(*project["dependencies"], *project["optional-dependencies"]["codex"], sep="\n")'
+}
+
+# Prints the checksum of all that decides which versions of them the interpreter $1 gets installed.
 dependency_checksum() {
     {
         "$1" -c 'import sys; print(sys.executable, sys.version)'
-        cat pyproject.toml scripts/constraints.txt
+        requirements "$1"
+        cat scripts/constraints.txt
     } | checksum
 }
 

@@ -26,9 +26,7 @@ if [ ! -e "$dependencies/complete" ]; then
     say "installing dependencies and Codex for every user into $dependencies"
     rm -rf -- "$dependencies"
     "$python" -m venv "$dependencies"
-    "$python" -c 'import tomllib
-project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-print(*project["dependencies"], *project["optional-dependencies"]["codex"], sep="\n")' >"$dependencies/requirements.txt"
+    requirements "$python" >"$dependencies/requirements.txt"
     pip_install "$dependencies/bin/python" --requirement "$dependencies/requirements.txt" >&2
     touch "$dependencies/complete"
 fi

@@ -52,7 +52,7 @@ fi
 
 # A virtual environment holds absolute paths: one that was moved, or whose interpreter changed, is made anew.
 place=$(printf '%s\n' "$python" "$PWD" | checksum)
-wanted="$place $(dependency_checksum "$python") $(cat setup.py scripts/*.sh | checksum)"
+wanted="$place $(dependency_checksum "$python") $(cat pyproject.toml setup.py scripts/*.sh | checksum)"
 stamp=$(cat .venv/agenthost-stamp 2>/dev/null || :)
 [ "$stamp" != "$wanted" ] || exit 0
 if [ ! -x .venv/bin/python ] || [ "${stamp%% *}" != "$place" ]; then

@@ -178,19 +178,29 @@ void attach_tree(const struct setup *setup)
     close(root);
 }
 
+static void allow(int ruleset, const char *path, uint64_t access)
+{
+    int fd = open(path, O_PATH | O_CLOEXEC | O_NOFOLLOW);
+    struct kernel_landlock_path_beneath rule = {access, fd};
+    if (fd < 0 || syscall(KERNEL_LANDLOCK_ADD_RULE, ruleset, KERNEL_LANDLOCK_RULE_PATH_BENEATH, &rule, 0u) != 0)
+        fail(path);
+    close(fd);
+}
+
 static void restrict_execution(char *const *executables)
 {
     struct kernel_landlock_ruleset attributes = {KERNEL_LANDLOCK_ACCESS_FS_EXECUTE};
+    /* A ruleset that does not handle REFER forbids every rename and link from one directory to another (EXDEV). */
+    long version = syscall(KERNEL_LANDLOCK_CREATE_RULESET, NULL, (size_t)0, KERNEL_LANDLOCK_CREATE_RULESET_VERSION);
+    if (version >= 2)
+        attributes.handled_access_fs |= KERNEL_LANDLOCK_ACCESS_FS_REFER;
     int ruleset = (int)syscall(KERNEL_LANDLOCK_CREATE_RULESET, &attributes, sizeof attributes, 0u);
     if (ruleset < 0)
         fail("make a Landlock ruleset");
-    for (; *executables != NULL; executables++) {
-        int fd = open(*executables, O_PATH | O_CLOEXEC | O_NOFOLLOW);
-        struct kernel_landlock_path_beneath rule = {KERNEL_LANDLOCK_ACCESS_FS_EXECUTE, fd};
-        if (fd < 0 || syscall(KERNEL_LANDLOCK_ADD_RULE, ruleset, KERNEL_LANDLOCK_RULE_PATH_BENEATH, &rule, 0u) != 0)
-            fail(*executables);
-        close(fd);
-    }
+    if (version >= 2)
+        allow(ruleset, "/", KERNEL_LANDLOCK_ACCESS_FS_REFER);
+    for (; *executables != NULL; executables++)
+        allow(ruleset, *executables, KERNEL_LANDLOCK_ACCESS_FS_EXECUTE);
     if (syscall(KERNEL_LANDLOCK_RESTRICT_SELF, ruleset, 0u) != 0)
         fail("enter the Landlock ruleset");
     close(ruleset);

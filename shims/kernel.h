@@ -45,6 +45,8 @@ struct kernel_landlock_path_beneath {
     int32_t parent_fd;
 } __attribute__((packed));
 #define KERNEL_LANDLOCK_ACCESS_FS_EXECUTE 1u
+#define KERNEL_LANDLOCK_ACCESS_FS_REFER (1u << 13)
+#define KERNEL_LANDLOCK_CREATE_RULESET_VERSION 1u
 #define KERNEL_LANDLOCK_RULE_PATH_BENEATH 1u
 
 /* linux/capability.h */

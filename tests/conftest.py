@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -71,22 +71,27 @@ def _codex(release: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shim_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim_build() -> Iterator[Path]:
     """A directory, readable by everybody, with freshly compiled `oac-shim` and `oac-init`."""
     require("linux", "compiler", "make")
-    directory = Path(tempfile.mkdtemp(prefix="agenthost-shims-", dir="/var/tmp"))
-    directory.chmod(0o755)
-    subprocess.run(["/bin/sh", "scripts/build-shims.sh", str(directory)], cwd=ROOT, check=True, capture_output=True)
-    return directory
+    with _reachable_directory() as directory:
+        subprocess.run(["/bin/sh", "scripts/build-shims.sh", str(directory)], cwd=ROOT, check=True, capture_output=True)
+        yield directory
 
 
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
     """A fresh directory that every user can reach (those of `tmp_path` are closed to all but the owner)."""
-    directory = Path(tempfile.mkdtemp(prefix="agenthost-test-", dir="/var/tmp"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory)
+    with _reachable_directory() as directory:
+        yield directory
+
+
+@contextmanager
+def _reachable_directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="agenthost-test-", dir="/var/tmp") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
 
 
 class MakeWorkspace(Protocol):

@@ -15,6 +15,9 @@ import psutil
 PATIENCE_S = 10.0
 """How long an ended view may take to be gone; a limit for the broken case, no measure of the good one."""
 
+STATE = {"attach", "codex-digests.json", "sessions"}
+"""What a state directory holds when nothing runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -48,23 +51,23 @@ class Held:
 
 
 def left_in_state(state: Path) -> list[str]:
-    """What an idle state directory must not hold: an attachment, a temporary file, a lock that someone keeps."""
+    """What an idle state directory must not hold: an attachment, a strange file, a Session that is locked."""
     if not state.exists():
         return []
     attached = [f"attachment {path}" for path in (state / "attach").glob("*")]
-    strangers = [f"file {path}" for path in state.iterdir() if path.name not in {"attach", "lock", "sessions"}]
-    return attached + strangers + _held_lock(state / "lock")
+    strangers = [f"file {path}" for path in state.iterdir() if path.name not in STATE]
+    return attached + strangers + [f"lock {path}" for path in (state / "sessions").glob("*") if _is_locked(path)]
 
 
-def _held_lock(lock: Path) -> list[str]:
-    if not lock.exists():
-        return []
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return [f"lock {lock}"]
-    return []
+def _is_locked(session: Path) -> bool:
+    descriptor = os.open(session, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _descendants() -> frozenset[tuple[int, float]]:

@@ -39,11 +39,17 @@ def shell(command: str, call: str = "call-1") -> Item:
     return {"type": "function_call", "call_id": call, "name": "exec_command", "arguments": arguments}
 
 
+def patch(text: str, call: str = "call-1") -> Item:
+    return {"type": "custom_tool_call", "call_id": call, "name": "apply_patch", "input": text}
+
+
 class ResponsesServer:
     """Listens while it is entered. After the last of `turns` it says `done` to everything."""
 
     def __init__(self, turns: Sequence[Sequence[Item]] = (), *, port: int = 0) -> None:
         self.requests: list[Request] = []
+        self.tokens = 2
+        """What each answer says that the conversation has used so far."""
         self._turns = list(turns)
         outer = self
 
@@ -70,10 +76,14 @@ class ResponsesServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
+    def play(self, *turns: Sequence[Item]) -> None:
+        """Says these next, one list a request."""
+        self._turns += turns
+
     def _answer(self) -> bytes:
         outputs = self._turns.pop(0) if self._turns else [say("done")]
         response: Item = {"id": f"resp-{len(self.requests)}"}
-        usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+        usage = {"input_tokens": self.tokens - 1, "output_tokens": 1, "total_tokens": self.tokens}
         events: list[Item] = [{"type": "response.created", "response": response}]
         events += [{"type": "response.output_item.done", "item": item} for item in outputs]
         events += [{"type": "response.completed", "response": {**response, "usage": usage}}]

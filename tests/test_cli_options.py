@@ -16,8 +16,9 @@ from agenthost.errors import NotAvailableYet
 HERE: Final = Path("/somewhere/here")
 
 CONTRACT: Final = (
-    "--workspace --state-dir --session --codex --model --provider-url --api-key-env --api-key-file --scripted --mcp "
-    "--mcp-bearer-env --allow-host --env-network --shim-path --bind-ro --memory --pids --grace --events"
+    "--workspace --state-dir --session --codex --model --model-verbosity --provider-url --api-key-env --api-key-file "
+    "--scripted --mcp --mcp-bearer-env --allow-host --env-network --shim-path --bind-ro --memory --pids --grace "
+    "--events"
 )
 
 EVERY: Final = {
@@ -26,6 +27,7 @@ EVERY: Final = {
     "session": "s1",
     "codex": "bin/codex",
     "model": "gpt-5.5",
+    "model_verbosity": "low",
     "provider_url": "https://api.example/v1",
     "api_key_env": "MY_KEY",
     "allow_host": "one.example",
@@ -64,6 +66,7 @@ def test_a_command_line_and_variables_say_the_same(monkeypatch: pytest.MonkeyPat
         session="s1",
         codex=tmp_path / "bin/codex",
         model="gpt-5.5",
+        model_verbosity="low",
         provider_url="https://api.example/v1",
         api_key_env="MY_KEY",
         mcp={},
@@ -133,6 +136,10 @@ def test_a_scripted_file_is_a_path_and_demo_is_none() -> None:
         ["--binary", "b"],
         ["--harness-dir", "/d", "--binary", "b", "--codex", "/c"],
         ["--harness-dir", "/d", "--binary", "b", "--model", "m"],
+        ["--harness-dir", "/d", "--binary", "b", "--model-verbosity", "low"],
+        ["--model-verbosity", "loud"],
+        ["--model-verbosity", "LOW"],
+        ["--model-verbosity", ""],
         ["--harness-dir", "/d", "--binary", "../b"],
         ["--mcp-bearer-env", "x=NAME"],
         ["--mcp", "x=https://a", "--mcp", "x=https://b"],

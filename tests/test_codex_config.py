@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agenthost.codex.config import HttpBinding, StdioBinding, check_bindings, managed, render
+from agenthost.codex.config import HttpBinding, StdioBinding, check_bindings, managed, render, requirements
 from agenthost.codex.plan import OVERRIDES
 from agenthost.errors import RequestRefused, UnsupportedOperation
 from tests.responses_server import ResponsesServer
@@ -70,6 +70,17 @@ def test_a_model_is_named_only_when_one_was_chosen() -> None:
     assert tomllib.loads(render(gateway=GATEWAY, model="m").decode())["model"] == "m"
 
 
+def test_a_verbosity_is_named_only_when_one_was_chosen() -> None:
+    assert "model_verbosity" not in tomllib.loads(render(gateway=GATEWAY).decode())
+    assert tomllib.loads(render(gateway=GATEWAY, model_verbosity="low").decode())["model_verbosity"] == "low"
+
+
+def test_the_requirements_name_the_gateway_and_the_sessions_servers_alone() -> None:
+    assert tomllib.loads(requirements().decode()) == {"model_provider": "oac", "mcp_servers": {}}
+    with pytest.raises(UnsupportedOperation):
+        requirements([StdioBinding("tool", ("server",))])
+
+
 def test_http_servers_are_rendered_without_credentials() -> None:
     servers = (HttpBinding("docs", "http://127.0.0.1:17102/mcp"), HttpBinding("x-1_y", "http://127.0.0.1:17103/mcp"))
     parsed = tomllib.loads(render(gateway=GATEWAY, mcp=servers).decode())
@@ -106,6 +117,8 @@ def test_values_of_any_content_survive(model: str, servers: dict[str, str], work
     parsed = tomllib.loads(render(gateway=GATEWAY, model=model, mcp=bindings).decode())
     assert parsed["model"] == model
     assert parsed.get("mcp_servers", {}) == {label: {"url": url} for label, url in servers.items()}
+    required = tomllib.loads(requirements(bindings).decode())
+    assert required["mcp_servers"] == {label: {"identity": {"url": url}} for label, url in servers.items()}
     above = tomllib.loads(managed(gateway=GATEWAY, workspace=workspace, fixed=OVERRIDES).decode())
     assert above["projects"] == {workspace: {"trust_level": "untrusted"}}
 

@@ -15,7 +15,7 @@ import pytest
 
 from agenthost.codex import discover_view, install
 from agenthost.codex.digests import MEMORY, SETTLED_NS, Digests
-from agenthost.codex.install import Install, discover
+from agenthost.codex.install import Install, check_unchanged, discover
 from agenthost.codex.releases import Release, pinned
 from agenthost.errors import NoView
 from tests.needs import needs
@@ -235,10 +235,10 @@ def test_the_version_is_asked_for_in_a_closed_run(
     [
         ('puts("codex-cli 1.2.4");', "codex-cli 1.2.4"),
         ("", ""),
-        ('for (;;) puts("x");', "no answer in time"),
-        ("for (;;) pause();", "no answer in time"),
-        ('puts("codex-cli 1.2.3"); fflush(stdout); close(1); for (;;) pause();', "no answer in time"),
-        ('if (!fork()) for (;;) pause(); puts("codex-cli 1.2.3");', "no answer in time"),
+        ('for (;;) puts("x");', "does not stop talking"),
+        ("for (;;) pause();", "gave no answer in time"),
+        ('puts("codex-cli 1.2.3"); fflush(stdout); close(1); for (;;) pause();', "gave no answer in time"),
+        ('if (!fork()) for (;;) pause(); puts("codex-cli 1.2.3");', "gave no answer in time"),
     ],
 )
 def test_a_program_that_calls_itself_something_else_gets_no_view(
@@ -248,7 +248,7 @@ def test_a_program_that_calls_itself_something_else_gets_no_view(
     pin(monkeypatch, binary)
     monkeypatch.setattr(install, "VERSION_SECONDS", 0.5)
     before = time.monotonic()
-    assert refused(binary).what == f"{binary} has the digest of 1.2.3 and calls itself {said!r}"
+    assert refused(binary).what == f"{binary} has the digest of 1.2.3 and says {said!r}"
     assert time.monotonic() - before < 30
 
 
@@ -284,6 +284,28 @@ def test_a_code_mode_host_of_another_release_gets_no_view(
     host = compile_static(tmp_path / "bin" / "codex-code-mode-host", "")
     pin(monkeypatch, binary)
     assert refused(binary).what == f"{host} is not the one of 1.2.3"
+
+
+@pytest.mark.parametrize("name", ["codex", "codex-code-mode-host"])
+def test_a_program_that_was_exchanged_is_noticed(
+    compile_static: Compile, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    binary = compile_static(tmp_path / "bin" / "codex", 'puts("codex-cli 1.2.3");')
+    host = compile_static(tmp_path / "bin" / "codex-code-mode-host", "")
+    pin(monkeypatch, binary, host=host)
+    found = discover(binary, {}, state_dir=state)
+    check_unchanged(found)
+    path = tmp_path / "bin" / name
+    path.chmod(0o700)  # says nothing about what it is
+    check_unchanged(found)
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(NoView, match="is not the file any more that it was"):
+        check_unchanged(found)
+    path.write_bytes(content)
+    with pytest.raises(NoView) as caught:
+        check_unchanged(found)
+    assert caught.value.what.startswith(str(path))
 
 
 def test_on_another_system_there_is_no_view(codex_163: Path, monkeypatch: pytest.MonkeyPatch) -> None:

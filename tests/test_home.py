@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from agenthost.errors import HomeUnsafe
-from agenthost.home import MAX_DEPTH, Home
+from agenthost.home import Home
 from tests.needs import needs
 
 pytestmark = needs("linux")
 
-KEEP = {".": ("codex", "tmp"), "codex": ("sessions", "*.keep")}
+KEEP = ("codex/sessions/[0-9]*/*/*.jsonl", "codex/*.keep", "tmp/**")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_what_replaced_a_directory_of_the_home_is_replaced(path: Path, outside: 
         (path / name).symlink_to(outside)
         with pytest.raises(HomeUnsafe):
             home.write(f"{name}/config.toml", b"x")
-        home.prepare({f"{name}/made": b"x"}, {})
+        home.prepare({f"{name}/made": b"x"}, ["**"])
         assert not (path / name).is_symlink()
         assert mode(path / name) == 0o700
     (path / name / "made").unlink()
@@ -134,26 +134,31 @@ def test_what_an_earlier_launch_left_is_removed_or_written_anew(path: Path, outs
             (path / "codex" / name / "deep" / "link").symlink_to(outside)
         (path / "codex/config.toml").symlink_to(outside / "config.toml")
         (path / ".agents").mkdir()
-        (path / "codex/sessions/2026").mkdir(parents=True)
-        (path / "codex/sessions/2026/rollout.jsonl").write_text("thread")
+        (path / "codex/sessions/2026/11").mkdir(parents=True)
+        (path / "codex/sessions/2026/11/rollout.jsonl").write_text("thread")
+        (path / "tmp/any/thing").mkdir(parents=True)
         (path / "codex/a.keep").write_text("kept")
         home.prepare({"codex/config.toml": b"ours"}, KEEP)
         assert home.names() == ["codex", "tmp"]
         assert home.names("codex") == ["a.keep", "config.toml", "sessions"]
         assert home.read("codex/config.toml") == b"ours"
-        assert home.read("codex/sessions/2026/rollout.jsonl") == b"thread"
+        assert home.read("codex/sessions/2026/11/rollout.jsonl") == b"thread"
+        assert home.names("tmp/any") == ["thing"]
     assert (outside / "config.toml").read_text() == "untouched"
     assert entries(outside) == ["config.toml"]
 
 
-def test_a_kept_name_survives_only_as_a_plain_file_or_a_directory(path: Path, outside: Path) -> None:
+def test_a_kept_name_survives_only_as_what_it_must_be(path: Path, outside: Path) -> None:
     with Home.open(path) as home:
         (path / "codex/link.keep").symlink_to(outside / "config.toml")
         (path / "codex/hard.keep").hardlink_to(outside / "config.toml")
         os.mkfifo(path / "codex/fifo.keep")
         (path / "codex/sessions").symlink_to(outside)
+        (path / "codex/directory.keep").mkdir()
         (path / "codex/plain.keep").write_text("x")
+        (path / "codex/plain.keep").chmod(0)
         home.prepare({}, KEEP)
+        assert mode(path / "codex/plain.keep") == 0o600
         assert home.names("codex") == ["plain.keep"]
     assert (outside / "config.toml").read_text() == "untouched"
 
@@ -166,9 +171,14 @@ def test_what_is_kept_holds_only_plain_files_and_directories(path: Path, outside
         os.mkfifo(day / "rollout-fifo.jsonl")
         (day / "link.jsonl").symlink_to(outside / "config.toml")
         (day / "hard.jsonl").hardlink_to(outside / "config.toml")
+        (day / "directory.jsonl").mkdir()
         (day.parent / "12").symlink_to(outside)
-        (day.parent / "10/closed").mkdir(parents=True)
+        (day.parent / "13").write_text("a file")
+        (day.parent / "10").mkdir()
+        (day.parent / "10/closed.jsonl").write_text("thread")
+        (day.parent / "10/closed.jsonl").chmod(0)
         (day.parent / "10").chmod(0)
+        (day.parent / "09").mkdir(mode=0o555)
         deep = os.open(path / "codex/sessions", os.O_RDONLY)
         for _ in range(2500):
             os.mkdir("d", dir_fd=deep)
@@ -177,9 +187,11 @@ def test_what_is_kept_holds_only_plain_files_and_directories(path: Path, outside
             deep = below
         os.close(deep)
         home.prepare({}, KEEP)
+        assert home.names("codex/sessions") == ["2026"]
+        assert home.names("codex/sessions/2026") == ["09", "10", "11"]
         assert home.names("codex/sessions/2026/11") == ["rollout.jsonl"]
-        assert "12" not in home.names("codex/sessions/2026")
-        assert home.names("codex/sessions" + "/d" * (MAX_DEPTH - 2)) == []
+        assert home.read("codex/sessions/2026/10/closed.jsonl") == b"thread"
+        assert mode(day.parent / "09") == 0o700
         home.remove("codex/sessions")
     assert (outside / "config.toml").read_text() == "untouched"
     assert entries(outside) == ["config.toml"]
@@ -189,9 +201,21 @@ def test_a_plan_that_keeps_nothing_in_particular_removes_nothing(path: Path) -> 
     with Home.open(path) as home:
         (path / "codex/state").write_text("x")
         (path / ".profile").write_text("x")
-        home.prepare({}, {})
+        home.prepare({}, ["**"])
         assert home.names("codex") == ["state"]
         assert home.names() == [".profile", "codex", "tmp"]
+
+
+def test_what_is_made_empty_or_for_once_is_new(path: Path, outside: Path) -> None:
+    with Home.open(path) as home:
+        (path / "codex/rules").symlink_to(outside)
+        (path / "codex/models.json").symlink_to(outside / "made")
+        home.prepare({}, [], empty=["codex/rules", ".agents"], once={"codex/models.json": b"{}"})
+        assert (home.names("codex/rules"), home.names(".agents")) == ([], [])
+        assert mode(path / "codex/rules") == 0o700
+        with pytest.raises(FileExistsError):
+            home.prepare({}, ["codex/models.json"], once={"codex/models.json": b"{}"})
+    assert entries(outside) == ["config.toml"]
 
 
 def test_a_temporary_name_left_by_a_crash_goes(path: Path) -> None:

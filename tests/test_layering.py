@@ -39,7 +39,7 @@ LEVELS: Final = (
 DOORS: Final = {
     "broker": {"broker", "broker.broker", "broker.policy"},
     "cli": {"cli.main", "cli.codex"},
-    "codex": {"codex", "codex.harness", "codex.install", "codex.instructions", "codex.plan"},
+    "codex": {"codex", "codex.catalog", "codex.harness", "codex.install", "codex.instructions", "codex.plan"},
     "environment": {"environment", "environment.local", "environment.protocol"},
     "gateway": {"gateway", "gateway.destinations", "gateway.provider", "gateway.server"},
     "launcher": {"launcher", "launcher.client", "launcher.filters", "launcher.mounts"},

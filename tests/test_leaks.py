@@ -70,14 +70,17 @@ def test_an_idle_state_directory_holds_nothing_but_sessions(tmp_path: Path) -> N
     assert left_in_state(tmp_path / "never-made") == []
     (tmp_path / "sessions" / "one").mkdir(parents=True)
     (tmp_path / "attach").mkdir()
-    (tmp_path / "lock").touch()
+    (tmp_path / "codex-digests.json").touch()
     assert left_in_state(tmp_path) == []
 
 
 def test_an_untidy_state_directory_is_seen(tmp_path: Path) -> None:
     (tmp_path / "attach" / "42").mkdir(parents=True)
     (tmp_path / "scratch").touch()
-    with (tmp_path / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        kinds = [item.split()[0] for item in left_in_state(tmp_path)]
+    session = tmp_path / "sessions" / "one"
+    session.mkdir(parents=True)
+    lock = os.open(session, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    kinds = [item.split()[0] for item in left_in_state(tmp_path)]
+    os.close(lock)
     assert kinds == ["attachment", "file", "lock"]

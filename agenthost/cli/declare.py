@@ -35,7 +35,7 @@ def run(arguments: Sequence[str], /) -> int:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     namespace = parser.parse_args(arguments)
     try:
-        install, view = _discover(namespace.codex)
+        install, view, home = _discover(namespace.codex)
     except NoView as error:
         if namespace.format == "json":
             _print_json({"view": None, "reason": error.what, "remedy": error.remedy})
@@ -43,25 +43,25 @@ def run(arguments: Sequence[str], /) -> int:
             print(printable(f"no view: {error.what}; {error.remedy}"))
         return NO_VIEW
     if namespace.format == "json":
-        _print_json({"view": view.to_json(), "codex": install.to_json()})
+        _print_json({"view": view.to_json(), "codex": install.to_json(), "home": home})
     else:
-        print("\n".join(table(install, view)))
+        print("\n".join(table(install, view, home)))
     return 0
 
 
-def _discover(codex: Path | None) -> tuple[Install, View]:
+def _discover(codex: Path | None) -> tuple[Install, View, Mapping[str, list[str]]]:
     from agenthost.codex.install import discover
-    from agenthost.codex.plan import declare
+    from agenthost.codex.plan import declare, treatment_of_home
 
     install = discover(codex, os.environ)
-    return install, declare(install)
+    return install, declare(install), treatment_of_home()
 
 
 def _print_json(value: Mapping[str, object]) -> None:
     print(json.dumps(value, indent=2))
 
 
-def table(install: Install, view: View) -> Iterator[str]:
+def table(install: Install, view: View, home: Mapping[str, list[str]]) -> Iterator[str]:
     """The declaration for people: one name, then its values, one a line."""
     proxy = view.proxy
     found = [] if install.found == install.binary else [f"found as {install.found}"]
@@ -76,7 +76,8 @@ def table(install: Install, view: View) -> Iterator[str]:
         ("forwarded", wrap(" ".join(view.forward_env), 80) if view.forward_env else []),
         ("proxy", [" ".join(proxy.variables)]),
         ("no proxy", [" ".join(proxy.exempt_variables) + " = " + ",".join(proxy.exempt)]),
+        *((f"home {name}", wrap(" ".join(paths), 100)) for name, paths in home.items()),
     ]
     for name, values in rows:
         for index, value in enumerate(values or ["none"]):
-            yield f"{name if index == 0 else '':<12}{printable(value)}"
+            yield f"{name if index == 0 else '':<14}{printable(value)}"

@@ -61,6 +61,7 @@ async def open_session(options: SessionOptions) -> AsyncIterator[Session]:
             workspace=options.workspace,
             provider=provider,
             model=options.model,
+            model_verbosity=options.model_verbosity,
             codex=options.codex,
             session=options.session,
             allow_hosts=options.allow_hosts,

@@ -75,6 +75,12 @@ SESSION_OPTIONS: Final = (
     ),
     Option(name="--model", metavar="NAME", group="model", help="the model to ask for"),
     Option(
+        name="--model-verbosity",
+        metavar="low|medium|high",
+        group="model",
+        help="how much the model says; it must be one that has the choice",
+    ),
+    Option(
         name="--provider-url",
         metavar="URL",
         group="model",
@@ -180,6 +186,7 @@ class SessionOptions:
     session: str | None = None
     codex: Path | None = None
     model: str | None = None
+    model_verbosity: Literal["low", "medium", "high"] | None = None
     provider_url: str | None = None
     api_key_env: str | None = None
     api_key_file: Path | None = None
@@ -299,6 +306,7 @@ def _resolve(given: _Given) -> SessionOptions:
         session=given.one("session"),
         codex=given.path("codex"),
         model=given.one("model"),
+        model_verbosity=_verbosity(given),
         provider_url=given.one("provider_url"),
         api_key_env=given.one("api_key_env"),
         api_key_file=given.path("api_key_file"),
@@ -324,6 +332,14 @@ def _resolve(given: _Given) -> SessionOptions:
 def _scripted(given: _Given) -> str | None:
     value = given.one("scripted")
     return value if value in (None, "demo") else str(given.here / str(value))
+
+
+def _verbosity(given: _Given) -> Literal["low", "medium", "high"] | None:
+    match given.one("model_verbosity"):
+        case None | "low" | "medium" | "high" as value:
+            return value
+        case other:
+            raise given.wrong("model_verbosity", f"is {other!r}")
 
 
 def _network(given: _Given) -> Literal["none", "host"]:
@@ -361,7 +377,7 @@ def _refuse_contradictions(given: _Given, options: SessionOptions) -> None:
     for other in ("provider_url", "api_key_env", "api_key_file"):
         given.excludes("scripted", other, "a scripted model brings its own URL and key; leave one of the two out")
     given.excludes("api_key_env", "api_key_file", "say in one place where the key is")
-    for other in ("codex", "model"):
+    for other in ("codex", "model", "model_verbosity"):
         given.excludes("harness_dir", other, "these are settings of Codex; leave one of the two out")
     if (options.harness_dir is None) != (options.binary is None):
         present, absent = ("harness_dir", "binary") if options.harness_dir else ("binary", "harness_dir")

@@ -1,4 +1,4 @@
-"""config.toml of the Session home, and the managed_config.toml that stands above it.
+"""config.toml of the Session home, and the managed_config.toml and requirements.toml that stand above it.
 
 Promise: config.toml names the gateway, the placeholder and the Session's HTTP MCP servers, and nothing that is secret.
 A value of any content survives: it is read back as it was given.
@@ -60,12 +60,20 @@ def check_bindings(bindings: Sequence[McpBinding]) -> tuple[HttpBinding, ...]:
     return tuple(admitted)
 
 
-def render(*, gateway: str, model: str | None = None, mcp: Sequence[McpBinding] = ()) -> bytes:
-    """config.toml. `gateway` is the model listener's URL without a path; without a `model` Codex takes its default."""
+def render(
+    *,
+    gateway: str,
+    model: str | None = None,
+    model_verbosity: str | None = None,
+    mcp: Sequence[McpBinding] = (),
+) -> bytes:
+    """config.toml. `gateway` is the model listener's URL without a path; what is None is Codex's own default."""
     import tomlkit  # noqa: PLC0415 - slow to import, and a Session without Codex does without it
 
     servers = check_bindings(mcp)
     settings: dict[str, Any] = {} if model is None else {"model": _text(model, "the model name")}
+    if model_verbosity is not None:
+        settings["model_verbosity"] = model_verbosity
     settings |= _provider(gateway)
     if servers:
         settings["mcp_servers"] = {server.label: {"url": _text(server.url, "an MCP URL")} for server in servers}
@@ -91,6 +99,18 @@ def managed(*, gateway: str, workspace: str, fixed: Mapping[str, str | bool | li
     settings |= _provider(gateway)
     settings["projects"] = {_text(workspace, "the workspace"): {"trust_level": "untrusted"}}
     return tomlkit.dumps(settings).encode()
+
+
+def requirements(mcp: Sequence[McpBinding] = ()) -> bytes:
+    """requirements.toml: what managed_config.toml cannot hold, because a client's parameters are no configuration.
+
+    An app-server client's `modelProvider` gives way to the gateway's, and an MCP server that is not one of the
+    Session's own by label and URL is not started (measured on both pinned releases).
+    """
+    import tomlkit  # noqa: PLC0415 - as above
+
+    servers = {server.label: {"identity": {"url": _text(server.url, "an MCP URL")}} for server in check_bindings(mcp)}
+    return tomlkit.dumps({"model_provider": PROVIDER, "mcp_servers": servers}).encode()
 
 
 def _provider(gateway: str) -> dict[str, Any]:

@@ -44,9 +44,11 @@ class HarnessPlan:
     """One launch of a Harness.
 
     home_files   written anew before the launch, shown read-only in the view; keys are paths below the Session home
-    home_keep    what survives of an earlier launch: for each directory of the Session home ("." is itself) the names,
-                 as patterns of `fnmatch`, that stay; anything else in it is removed. A directory that is not a key is
-                 left as it is
+    home_empty   directories that are made anew and empty, and shown read-only, so that nothing comes to be in them
+    home_once    files that are created where nothing may stand, shown read-only, and removed after the launch
+    home_keep    what survives of an earlier launch: paths below the Session home whose components are patterns of
+                 `fnmatch`. The last one stands for regular files, those before it for directories; `**` in its place
+                 for whatever there is. What matches nothing is removed
     mask_files   files that stand in a mask; keys are paths in the view
     """
 
@@ -55,14 +57,16 @@ class HarnessPlan:
     env: Mapping[str, str]
     cwd: ViewPath
     home_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    home_keep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    home_empty: tuple[str, ...] = ()
+    home_once: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    home_keep: tuple[str, ...] = ("**",)
     mask_files: Mapping[ViewPath, bytes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for text in (*self.argv, *self.env, *self.env.values(), self.program, self.cwd):
             if "\0" in text:
                 raise RequestRefused("an argument holds a NUL byte", remedy="no program can be given one")
-        for name in ("env", "home_files", "home_keep", "mask_files"):
+        for name in ("env", "home_files", "home_once", "mask_files"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
 

@@ -17,17 +17,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import select
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from agenthost.codex.ask import NoAnswer, ask
 from agenthost.codex.digests import Digests
 from agenthost.codex.releases import CODE_MODE_HOST, CODEX, Release, pinned
 from agenthost.elf import why_not_static
@@ -59,6 +56,7 @@ class Install:
     directory        its directory, the closure
     code_mode_host   the program beside it, when that is there and static
     digests          SHA-256 by file name
+    judged           which files they were: see `check_unchanged`
     """
 
     found: Path
@@ -68,6 +66,7 @@ class Install:
     release: str
     code_mode_host: Path | None
     digests: Mapping[str, str]
+    judged: Mapping[Path, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def to_json(self) -> dict[str, object]:
         """As `$defs/codex` of contracts/declaration.schema.json has it."""
@@ -121,6 +120,7 @@ def _judge(origin: str, found: Path, releases: Mapping[str, Release], digests: D
         raise NoView(f"{binary} lies in the root, which cannot be a closure", remedy="put Codex into its own directory")
     fd = os.open(binary, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        judged = {binary: _mark(os.fstat(fd))}
         digest = _digest(digests, fd, binary)
         release = releases.get(digest)
         if release is None:
@@ -129,18 +129,41 @@ def _judge(origin: str, found: Path, releases: Mapping[str, Release], digests: D
     finally:
         os.close(fd)
     if said != f"codex-cli {release.release}":
-        raise NoView(f"{binary} has the digest of {release.release} and calls itself {said!r}", remedy=_PINNED_REMEDY)
+        raise NoView(f"{binary} has the digest of {release.release} and says {said!r}", remedy=_PINNED_REMEDY)
+    names = {binary.name: digest}
     host = _code_mode_host(binary.parent, release, digests)
-    names = {binary.name: digest} | ({} if host is None else {host.name: release.code_mode_host})
+    if host is not None:
+        names[host[0].name] = release.code_mode_host
+        judged[host[0]] = host[1]
     return Install(
         found=found,
         origin=origin,
         binary=binary,
         directory=binary.parent,
         release=release.release,
-        code_mode_host=host,
+        code_mode_host=None if host is None else host[0],
         digests=MappingProxyType(names),
+        judged=MappingProxyType(judged),
     )
+
+
+def check_unchanged(install: Install) -> None:
+    """Raises `NoView` when a program is no longer the file that was judged: a Session can outlive an upgrade.
+
+    It tells an exchanged file from the judged one, by device, inode, size and time of change. It is no defence against
+    the owner of the installation, who can write into the file that runs.
+    """
+    for path, mark in install.judged.items():
+        try:
+            unchanged = _mark(path.stat()) == mark
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            raise NoView(f"{path} is not the file any more that it was", remedy="open the Session again")
+
+
+def _mark(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _digest(digests: Digests, fd: int, path: Path) -> str:
@@ -198,66 +221,30 @@ def _said_version(binary: Path) -> str:
     return f" (its package says {said})" if isinstance(said, str) and len(said) < 64 and said.isprintable() else ""
 
 
-def _code_mode_host(directory: Path, release: Release, digests: Digests) -> Path | None:
+def _code_mode_host(directory: Path, release: Release, digests: Digests) -> tuple[Path, tuple[int, ...]] | None:
     host = directory / CODE_MODE_HOST
     # A link would point out of the closure, and the view shows only the closure.
     if host.is_symlink() or why_not_static(host):
         return None
     fd = os.open(host, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        mark = _mark(os.fstat(fd))
         digest = _digest(digests, fd, host)
     finally:
         os.close(fd)
     if digest != release.code_mode_host:
         raise NoView(f"{host} is not the one of {release.release}", remedy="install Codex again, in a new directory")
-    return host
+    return host, mark
 
 
 def _version(fd: int) -> str:
     """The first line that the program behind `fd` prints for `--version`, or what it did instead.
 
-    It gets no variable but a CODEX_HOME that cannot exist (it would make `~/.codex`), no input, a session of its own.
+    It gets no variable but a CODEX_HOME that cannot exist: it would make `~/.codex`.
     """
-    deadline = time.monotonic() + VERSION_SECONDS
-    with subprocess.Popen(
-        [CODEX, "--version"],
-        executable=f"/proc/self/fd/{fd}",
-        pass_fds=(fd,),
-        cwd="/",
-        env={"HOME": os.devnull, "CODEX_HOME": os.devnull},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        try:
-            said = _read_until(process, deadline)
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            said = b"no answer in time"
-        finally:
-            _kill_group(process)
+    env = {"HOME": os.devnull, "CODEX_HOME": os.devnull}
+    try:
+        said = ask(fd, [CODEX, "--version"], env=env, seconds=VERSION_SECONDS, limit=MAX_VERSION)
+    except NoAnswer as error:
+        return str(error)
     return said.decode(errors="replace").partition("\n")[0].strip()
-
-
-def _read_until(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    assert process.stdout is not None  # noqa: S101 - for the type checker
-    out = process.stdout.fileno()
-    said = b""
-    poll = select.poll()
-    poll.register(out, select.POLLIN)
-    while len(said) < MAX_VERSION:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise subprocess.TimeoutExpired(process.args, VERSION_SECONDS)
-        data = os.read(out, MAX_VERSION)
-        if not data:
-            break
-        said += data
-    return said
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Before the leader is reaped its id names its group and no other."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)

@@ -9,11 +9,13 @@ The first request on its socket is a `Start`.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -93,11 +95,11 @@ class Builder:
             with there:
                 self._spawn("tree", control, there.fileno())
             setup = self._effective(request.setup)
-            send_frame(here, FrameType.SETUP, setup.body())
+            _tell(here, FrameType.SETUP, setup.body())
             with self._forge.tree(request.session, request.steps, request.shim_socket) as tree:
                 targets = [os.fsencode(target) for target, _ in tree.mounts]
                 fds = [tree.root, *(fd for _, fd in tree.mounts)]
-                send_frame(here, FrameType.TREE, tree_body(targets), fds)
+                _tell(here, FrameType.TREE, tree_body(targets), fds)
                 return tree.release_listener()
 
     def _effective(self, setup: Setup) -> Setup:
@@ -120,6 +122,12 @@ class Builder:
 
     def _spawn_user_namespace(self, control: int) -> int:
         return self._spawn("userns", control)
+
+
+def _tell(init: socket.socket, kind: FrameType, body: bytes, fds: Sequence[int] = ()) -> None:
+    """An init that has failed has told the daemon why itself: that it no longer listens is not the reason."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        send_frame(init, kind, body, fds)
 
 
 def _above_low_descriptors(fd: int) -> int:

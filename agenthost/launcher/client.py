@@ -58,6 +58,7 @@ class Init:
         self._pidfd = -1
         self._gone = asyncio.get_running_loop().create_future()
         self._reading: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self.listeners: tuple[socket.socket, ...] = ()
         self.shim_listener: socket.socket | None = None
 
@@ -113,7 +114,15 @@ class Init:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends init, and with it every process of its pid namespace, and waits until they are gone."""
+        """Ends init, and with it every process of its pid namespace, and waits until they are gone.
+
+        May be called more than once, also at the same time: by who stops a view, and by who sees its end.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._control.close()
         if self._reading is not None:
             self._reading.cancel()
@@ -225,8 +234,13 @@ class Launcher:
 
     async def forget(self, session: str) -> None:
         """Ends the private mounts of a Session. Those of a builder that has ended are gone already."""
-        if not self._stream.closed and not self._ended:
+        if self._stream.closed or self._ended:
+            return
+        try:
             await self._ask(ForgetRequest(session).body())
+        except LaunchFailed:
+            if not self._ended:
+                raise
 
     async def aclose(self) -> None:
         """Ends the builder and waits for it. Live views are not touched: each ends with its own control socket."""
@@ -239,11 +253,22 @@ class Launcher:
             os.waitpid(self._pid, 0)
 
     async def _ask(self, body: bytes, fds: Sequence[int] = ()) -> tuple[int, ...]:
+        exchange = asyncio.create_task(self._exchange(body, fds))
+        try:
+            return await asyncio.shield(exchange)
+        except asyncio.CancelledError:
+            # The builder answers in order: a reply that nobody took would be taken for the next one's.
+            await asyncio.wait([exchange])
+            if exchange.exception() is None:
+                close_fds(exchange.result())
+            raise
+
+    async def _exchange(self, body: bytes, fds: Sequence[int]) -> tuple[int, ...]:
         async with self._turn:
             try:
                 await self._stream.send(FrameType.REQUEST, body, fds)
                 reply = await self._stream.receive()
-            except OSError:
+            except (OSError, WireError):
                 reply = None
         if reply is None:
             self._ended = True

@@ -175,6 +175,19 @@ class RootDir:
                 os.fchown(directory.fileno(), owner.uid, owner.gid)
             os.fchmod(directory.fileno(), mode)
 
+    def own_file(self, name: str, *, mode: int = 0o600, owner: Owner | None = None) -> None:
+        """Gives the regular file with one name this mode and owner; what else stands there is refused."""
+        handle = self._open(name, os.O_PATH)
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise _not_plain(found.st_mode, name)
+            if owner is not None:
+                os.chown(f"/proc/self/fd/{handle}", owner.uid, owner.gid)
+            os.chmod(f"/proc/self/fd/{handle}", mode)
+        finally:
+            os.close(handle)
+
     def own_tree(self, name: str, owner: Owner) -> None:
         """Gives what is below the directory at the name to another owner, the directory itself last.
 

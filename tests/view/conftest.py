@@ -13,10 +13,23 @@ import pytest
 
 from tests.leaks import Held
 from tests.needs import require
+from tests.view.codex_rig import codex_user
 from tests.view.rig import Bench, Daemon, Session, eventually, root_mode, rootless_mode
 
+__all__ = ["codex_user"]
+
 HERE = Path(__file__).parent
-WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla", "-Werror"]
+SOURCES = ("probe.c", "probe_files.c", "probe_programs.c", "probe_attempts.c")
+WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wconversion",
+    "-Wshadow",
+    "-Wstrict-prototypes",
+    "-Wmissing-prototypes",
+    "-Wvla",
+    "-Werror",
+]
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +40,7 @@ def probe_binary() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="agenthost-probe-", dir="/var/tmp"))
     directory.chmod(0o755)
     command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-Os", "-s", "-static", *WARNINGS, "-o", str(directory / "probe")]
-    subprocess.run([*command, "probe.c", "probe_attempts.c"], cwd=HERE, check=True)
+    subprocess.run([*command, *SOURCES], cwd=HERE, check=True)
     yield directory / "probe"
     shutil.rmtree(directory)
 

@@ -20,12 +20,14 @@ import random
 import socket
 import sys
 import tempfile
+import termios
 import traceback
 import tty
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import agenthost.view
 from agenthost.codex.install import Install
@@ -75,11 +77,13 @@ class Driver:
 
     async def open(self, request: dict[str, Any], as_codex: str | None) -> dict[str, Any]:
         stack = AsyncExitStack()
-        stand_in = contextlib.nullcontext() if as_codex is None else _stand_in(Path(as_codex))
-        with stand_in:
+        with contextlib.nullcontext() if as_codex is None else _stand_in(Path(as_codex)):
             session = await stack.enter_async_context(self.host.open(_request(request)))
         self.open_sessions[session.id] = session, stack
         return {"session": session.id, "workspace": str(session.workspace)}
+
+    async def idle(self) -> dict[str, Any]:
+        return {}
 
     async def close(self, session: str) -> dict[str, Any]:
         _, stack = self.open_sessions.pop(session)
@@ -108,6 +112,16 @@ class Driver:
                 running.process.stdin.close()
             del self.running[process]
 
+    async def until_end(self, process: int) -> dict[str, Any]:
+        await self.running[process].process.wait()
+        return {}
+
+    async def close_stdin(self, process: int) -> dict[str, Any]:
+        stdin = self.running[process].process.stdin
+        if stdin is not None:
+            stdin.close()
+        return {}
+
     async def signal(self, process: int, number: int) -> dict[str, Any]:
         self.running[process].process.send_signal(number)
         return {}
@@ -119,7 +133,7 @@ class Driver:
 
     async def transfer(self, session: str, source: str, sink: str, size: int) -> dict[str, Any]:
         """`size` bytes through `probe copy`, in and out by descriptors of these kinds."""
-        data = random.Random(size).randbytes(size)
+        data = _lines(size) if source == "terminal" else random.Random(size).randbytes(size)
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
             stdin, feed = _source(source, data, stack)
@@ -173,10 +187,8 @@ class Driver:
             return _answer({"id": number, "error": what})
 
 
-@contextlib.contextmanager
-def _stand_in(binary: Path) -> Any:
+def _stand_in(binary: Path) -> contextlib.AbstractContextManager[object]:
     """For one opening: this static program is taken for a pinned Codex, as nothing but its digest tells."""
-    real = agenthost.view.discover_codex
     install = Install(
         found=binary,
         origin="--codex",
@@ -186,11 +198,7 @@ def _stand_in(binary: Path) -> Any:
         code_mode_host=None,
         digests={},
     )
-    agenthost.view.discover_codex = lambda *_, **__: install
-    try:
-        yield
-    finally:
-        agenthost.view.discover_codex = real
+    return mock.patch.object(agenthost.view, "discover_codex", return_value=install)
 
 
 def _request(values: dict[str, Any]) -> SessionRequest:
@@ -219,7 +227,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 def _temporary(stack: contextlib.ExitStack, data: bytes = b"") -> Path:
     fd, name = tempfile.mkstemp()
-    with open(fd, "wb") as file:
+    with os.fdopen(fd, "wb") as file:
         file.write(data)
     stack.callback(os.unlink, name)
     return Path(name)
@@ -227,8 +235,19 @@ def _temporary(stack: contextlib.ExitStack, data: bytes = b"") -> Path:
 
 def _terminal(stack: contextlib.ExitStack) -> tuple[int, int]:
     main, side = pty.openpty()
+    stack.callback(os.close, main)
     tty.setraw(side)
     return main, side
+
+
+def _lines(size: int) -> bytes:
+    """What a terminal takes as it is."""
+    return (b"0123456789abcdef" * 4 + b"\n") * (size // 65) + b"x" * (size % 65 - 1) + b"\n"
+
+
+def _write_lines(fd: int, data: bytes) -> None:
+    for line in data.splitlines(keepends=True):
+        os.write(fd, line)
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -255,12 +274,10 @@ def _source(kind: str, data: bytes, stack: contextlib.ExitStack) -> tuple[int, C
             return there.detach(), lambda: _write_all(here.detach(), data)
         case "terminal":
             main, side = _terminal(stack)
-
-            def feed() -> None:
-                os.write(main, data)
-                stack.callback(os.close, main)
-
-            return side, feed
+            attributes = termios.tcgetattr(side)
+            attributes[3] |= termios.ICANON  # so that ^D ends it
+            termios.tcsetattr(side, termios.TCSANOW, attributes)
+            return side, lambda: _write_lines(main, data + b"\x04")
     raise ValueError(kind)
 
 
@@ -291,7 +308,7 @@ def _sink(kind: str, size: int, stack: contextlib.ExitStack) -> tuple[int, Calla
             return there.detach(), lambda: _read_all(here.detach(), size + 1)
         case "terminal":
             main, side = _terminal(stack)
-            return side, lambda: _read_all(main, size)
+            return side, lambda: _read_all(os.dup(main), size)
     raise ValueError(kind)
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -141,7 +141,7 @@ class Daemon:
     def call(self, do: str, **arguments: object) -> Any:
         return self.finish(self.begin(do, **arguments))
 
-    def open(self, workspace: Path | None, *, as_codex: Path | None = None, **request: object) -> Session:
+    def open(self, workspace: Path | None, *, as_codex: Path | None = None, **request: Any) -> Session:
         request.setdefault("shim_paths", [ENV])
         codex = None if as_codex is None else str(as_codex)
         values = {"workspace": None if workspace is None else str(workspace), **request}
@@ -168,7 +168,7 @@ class Daemon:
         return sorted(found, key=lambda pid: psutil.Process(pid).create_time())
 
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def kill(self) -> None:
         self._process.kill()
@@ -186,10 +186,8 @@ class Daemon:
     def _drop(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                try:
+                with suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    pass
         self._process.wait()
 
 
@@ -320,11 +318,11 @@ class Bench:
         finally:
             daemon.kill()
 
-    def open(self, daemon: Daemon, workspace: Path | None = None, **request: object) -> Session:
+    def open(self, daemon: Daemon, workspace: Path | None = None, **request: Any) -> Session:
         """A Session whose Harness is the probe."""
         return daemon.open(self.workspace() if workspace is None else workspace, harness=self.harness(), **request)
 
-    def open_as_codex(self, daemon: Daemon, workspace: Path | None = None, **request: object) -> Session:
+    def open_as_codex(self, daemon: Daemon, workspace: Path | None = None, **request: Any) -> Session:
         """A Session that takes the probe for Codex: its declaration, home and mask are Codex's."""
         request.setdefault("provider", "http://127.0.0.1:9/v1")
         return daemon.open(self.workspace() if workspace is None else workspace, as_codex=self.probe, **request)

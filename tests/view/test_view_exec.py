@@ -19,8 +19,8 @@ PROBE = "/.oac/harness/probe"
 
 def loader() -> str:
     """The dynamic loader that the ABI names."""
-    found = [path for path in ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1") if os.path.exists(path)]
-    return os.path.realpath(found[0])
+    known = (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1"))
+    return str(next(path for path in known if path.exists()).resolve())
 
 
 def outside(bench: Bench, directory: Path, *args: str) -> Result:
@@ -124,7 +124,7 @@ def test_a_descriptor_that_the_caller_hands_in_does_not_run(bench: Bench, daemon
         answer = daemon.call("hand_in", session=session.id, path=str(path), args=["execute-received"])
         return Result(**answer).facts
 
-    copy = shutil.copy(bench.probe, bench.directory("other") / "probe")
+    copy = Path(shutil.copy(bench.probe, bench.directory("other")))
     assert hand_in(copy) == [("received execveat", "!EACCES"), ("received execve", "!EACCES")]
     # The closure's own program is allowed, by whatever mount it comes: the control.
     assert hand_in(bench.probe) == [("received execveat", "exit 7"), ("received execve", "exit 7")]
@@ -146,7 +146,9 @@ def test_a_link_to_the_closure_runs_and_one_to_the_world_does_not(session: Sessi
     """Codex makes such links to itself in its home."""
     links = {"/.oac/home/tmp/own": PROBE, "/.oac/home/tmp/foreign": "/usr/bin/true"}
     make = [["symlink", target, link] for link, target in links.items()]
-    result = session.run(*make, *(["spawn", link, "exit", "7"] for link in links), *(["unlink", link] for link in links))
+    result = session.run(
+        *make, *(["spawn", link, "exit", "7"] for link in links), *(["unlink", link] for link in links)
+    )
     assert result["spawn /.oac/home/tmp/own"] == "exit 7"
     assert result["spawn /.oac/home/tmp/foreign"] == "!EACCES"
 
