@@ -222,14 +222,15 @@ class _Live:
         self._events = events
         self._grace_s = grace_s
         self._started = asyncio.get_running_loop().time()
-        self._stopping = False
+        self._stopping: asyncio.Task[None] | None = None
 
     async def send(self, number: int) -> None:
         await self._parts.init.signal(number, SignalScope.LEADER)
 
     async def stop(self) -> None:
-        self._stopping = True
-        await self._parts.init.stop(self._grace_s)
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._parts.init.stop(self._grace_s))
+        await asyncio.shield(self._stopping)
 
     async def settle(self) -> int:
         parts = self._parts
@@ -237,6 +238,9 @@ class _Live:
         try:
             async with parts.stack:
                 status = await self._end()
+                if self._stopping is not None:
+                    # What else runs in the view has its grace, too.
+                    await asyncio.wait([self._stopping])
                 await parts.init.aclose()
                 await parts.stdio.drain()
                 await parts.broker.settle(_COMMANDS_SETTLE_S)
@@ -252,7 +256,7 @@ class _Live:
         try:
             await asyncio.wait([ended, broken], return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
-                await self._parts.init.stop(self._grace_s)
+                await self.stop()
                 raise broken.result()
             match ended.result():
                 case Exited() as exited:
@@ -260,7 +264,7 @@ class _Live:
                 case Failed(message=message):
                     raise LaunchFailed(os.fsdecode(message), remedy="see 'agenthost declare'")
         except EnvironmentFailed:
-            if self._stopping:
+            if self._stopping is not None:
                 return 128 + signal.SIGKILL
             raise
         finally:

@@ -111,7 +111,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
         read_key(tmp_path / name)
 
 
-def test_a_device_and_a_fifo_that_nobody_writes_are_refused_at_once(tmp_path: Path) -> None:
+def test_a_device_and_a_fifo_that_nobody_writes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agenthost.cli.provider.PATIENCE_S", 0.2)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
     for path in (Path(os.devnull), fifo):

@@ -33,7 +33,15 @@ def here() -> Path:
 
 def in_session(options: SessionOptions, act: Act) -> int:
     """Open the Session, do `act` in it, close it. The status is that of `act`; 128+n when signal n came first."""
+    close_to_others()
     return asyncio.run(_in_session(options, act))
+
+
+def close_to_others() -> None:
+    """No core dump, and no other process of this user reads the key in this one's memory or environment."""
+    import prctl
+
+    prctl.set_dumpable(False)
 
 
 async def _in_session(options: SessionOptions, act: Act) -> int:

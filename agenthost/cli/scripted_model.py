@@ -12,6 +12,7 @@ from agenthost.cli.signals import Signals
 from agenthost.cli.usage import Parser, UsageError
 
 if TYPE_CHECKING:
+    from agenthost.gateway.provider import Provider
     from agenthost.scripted.script import Script
 
 _EPILOG = """\
@@ -39,14 +40,16 @@ def run(arguments: Sequence[str], /) -> int:
     return asyncio.run(_serve(script, int(namespace.port)))
 
 
+def _announce(provider: Provider) -> None:
+    print(provider.base_url, provider.api_key, sep=os.linesep, flush=True)
+
+
 async def _serve(script: Script, port: int) -> int:
-    from agenthost.scripted.server import ScriptedModel
+    from agenthost.scripted.server import serve_alone
 
     with Signals() as signals:
         try:
-            async with ScriptedModel(script, port=port) as model:
-                print(model.provider.base_url, model.provider.api_key, sep=os.linesep, flush=True)
-                await asyncio.get_running_loop().create_future()
+            await serve_alone(script, "127.0.0.1", port, _announce)
         except asyncio.CancelledError:
             if signals.ended_by is None:
                 raise

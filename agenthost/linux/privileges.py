@@ -8,7 +8,6 @@ from typing import Final
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
-_PR_SET_DUMPABLE: Final = 4
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_RAISE: Final = 2
 _CAPABILITY_VERSION_3: Final = 0x20080522
@@ -30,12 +29,6 @@ def _check(result: int, what: str) -> None:
     if result != 0:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno), what)
-
-
-def set_dumpable(*, dumpable: bool) -> None:
-    """PR_SET_DUMPABLE: when off, no core dump, and no other process of the user reads this one through /proc."""
-    zero = ctypes.c_ulong(0)
-    _check(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(dumpable), zero, zero, zero), "prctl PR_SET_DUMPABLE")
 
 
 def last_capability() -> int:
