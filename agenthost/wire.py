@@ -165,6 +165,28 @@ class CommandFlag(enum.IntFlag):
     MAIN = 4  # init ends when this command ends
 
 
+_Execution = tuple[int, int, int, CommandFlag, bytes, bytes, tuple[bytes, ...], tuple[bytes, ...]]
+"""What INVOKE and COMMAND have in common, in the order of their fields."""
+
+
+def _read_execution(reader: Reader) -> _Execution:
+    return (
+        reader.u32(),
+        reader.u32(),
+        reader.i32(),
+        CommandFlag(reader.u32()),
+        reader.string(),
+        reader.string(),
+        reader.strings(),
+        reader.strings(),
+    )
+
+
+def _write_execution(writer: Writer, item: Invocation | Command, path: bytes) -> bytes:
+    writer.u32(item.descriptors).u32(item.umask).u32(item.nice).u32(item.flags)
+    return writer.string(path).string(item.cwd).strings(item.argv).strings(item.env).body()
+
+
 @dataclass(frozen=True, slots=True)
 class Invocation:
     """What a shim tells the broker: INVOKE.
@@ -185,22 +207,12 @@ class Invocation:
     env: tuple[bytes, ...]
 
     def body(self) -> bytes:
-        writer = Writer().u32(self.descriptors).u32(self.umask).u32(self.nice).u32(self.flags)
-        return writer.string(self.executable).string(self.cwd).strings(self.argv).strings(self.env).body()
+        return _write_execution(Writer(), self, self.executable)
 
     @classmethod
     def parse(cls, body: bytes) -> Invocation:
         reader = Reader(body)
-        value = cls(
-            descriptors=reader.u32(),
-            umask=reader.u32(),
-            nice=reader.i32(),
-            flags=CommandFlag(reader.u32()),
-            executable=reader.string(),
-            cwd=reader.string(),
-            argv=reader.strings(),
-            env=reader.strings(),
-        )
+        value = cls(*_read_execution(reader))
         reader.end()
         return value
 
@@ -226,23 +238,12 @@ class Command:
     env: tuple[bytes, ...]
 
     def body(self) -> bytes:
-        writer = Writer().u32(self.id).u32(self.descriptors).u32(self.umask).u32(self.nice).u32(self.flags)
-        return writer.string(self.program).string(self.cwd).strings(self.argv).strings(self.env).body()
+        return _write_execution(Writer().u32(self.id), self, self.program)
 
     @classmethod
     def parse(cls, body: bytes) -> Command:
         reader = Reader(body)
-        value = cls(
-            id=reader.u32(),
-            descriptors=reader.u32(),
-            umask=reader.u32(),
-            nice=reader.i32(),
-            flags=CommandFlag(reader.u32()),
-            program=reader.string(),
-            cwd=reader.string(),
-            argv=reader.strings(),
-            env=reader.strings(),
-        )
+        value = cls(reader.u32(), *_read_execution(reader))
         reader.end()
         return value
 
