@@ -2,7 +2,7 @@
 # space in an absolute one.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup shims demo lint check test fuzz soak bench clean
+.PHONY: help setup shims demo lint check test fuzz soak clean
 ARGS ?=
 
 help: ## list the targets
@@ -32,9 +32,6 @@ fuzz: ## the property tests with many more examples each
 
 soak: ## the tests that repeat something for minutes
 	@scripts/test.sh --timeout=0 -m soak $(ARGS)
-
-bench: ## the measurements
-	@scripts/test.sh --timeout=0 -m bench $(ARGS)
 
 clean: ## remove all that make has made here
 	rm -rf .venv build dist agenthost/bin agenthost/contracts ./*.egg-info

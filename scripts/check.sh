@@ -5,4 +5,4 @@ cd -- "$(dirname -- "$0")/.."
 
 scripts/lint.sh
 scripts/build-shims.sh agenthost/bin
-exec .venv/bin/python -m pytest -m "not view and not codex and not rootless and not slow and not soak and not bench" "$@"
+exec .venv/bin/python -m pytest -m "not view and not codex and not rootless and not slow and not soak" "$@"

@@ -27,7 +27,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("AGENTHOST_TEST_HYPOTHESIS", "check"))
 
-FOLDERS = {"view": "view", "escape": "view", "soak": "soak", "bench": "bench"}
+FOLDERS = {"view": "view", "escape": "view", "soak": "soak"}
 """Marks that the folder below tests/ gives."""
 
 FIXTURES = {"codex_163": "codex", "codex_171": "codex", "unprivileged": "rootless"}
