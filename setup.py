@@ -1,6 +1,6 @@
 """The part of the build that pyproject.toml cannot say: static programs and contracts go into the package.
 
-`agenthost/bin/{oac-shim,oac-init}` are compiled from shims/ by scripts/build-shims.sh, as by `make shims`.
+`agenthost/bin/{oac-shim,oac-init,oac-attack}` are compiled from shims/ by scripts/build-shims.sh, as by `make shims`.
 `agenthost/contracts/` holds the contract files that the installed program reads. An editable install builds the
 programs into the source tree (git-ignored) and reads the repository's own contracts/.
 """
@@ -18,7 +18,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 ROOT = Path(__file__).resolve().parent
-PROGRAMS = ("oac-shim", "oac-init")
+PROGRAMS = ("oac-shim", "oac-init", "oac-attack")
 CONTRACTS = ("codex-releases.json", "declaration.schema.json")
 
 

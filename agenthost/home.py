@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
-from agenthost.errors import HomeUnsafe
+from agenthost.errors import HomeUnsafe, StateUnusable
 from agenthost.linux.rootdir import DEFAULT_LIMIT, TEMPORARY, Owner, RootDir
 
 DIRECTORIES: Final = ("codex", "tmp")
@@ -30,7 +30,7 @@ _REMEDY: Final = "remove the Session (agenthost sessions remove ID), or start an
 
 
 class Home:
-    """An open Session home. Raises `HomeUnsafe` where something in it is not what it must be."""
+    """An open Session home. Raises `HomeUnsafe` where something is not what it must be, `StateUnusable` when full."""
 
     __slots__ = ("_owner", "_root", "path")
 
@@ -171,16 +171,22 @@ class Home:
 
 @contextlib.contextmanager
 def _unsafe(name: str) -> Iterator[None]:
-    """Turns what a RootDir refuses into `HomeUnsafe`; absence and presence keep their own names."""
+    """Turns what a RootDir refuses into `HomeUnsafe`, a full disk into `StateUnusable`; absence and presence stay."""
     try:
         yield
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StateUnusable(
+                f"{name} in the Session home cannot be written ({error.strerror})",
+                remedy="make room on the disk of the state directory, or use another --state-dir",
+            ) from error
         why = _MEANING.get(error.errno or 0, error.strerror or "unknown error")
         raise HomeUnsafe(f"{name} in the Session home {why}", remedy=_REMEDY) from error
 
 
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _MEANING: Final = {
     errno.ELOOP: "is, or lies behind, a symbolic link",
     errno.EXDEV: "lies on another mount",

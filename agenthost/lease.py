@@ -2,7 +2,8 @@
 
 A Session's Harness and commands run under a uid of their own, so that the kernel keeps Sessions apart from each other
 and from the host. A lease is an exclusive flock(2) on a file named after the uid in a directory that all daemons of the
-host share; the kernel ends it with the process that holds it. The gid is the same number.
+host share; the kernel ends it with the process that holds it. The gid is the same number. Only who holds the lock of
+a file removes it, and who gets a lock makes sure that the file still stands at its name: no two hold one uid.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +28,11 @@ UID_RANGE: Final = range(1_900_000_000, 1_900_065_536)
 
 _TRIES: Final = 64
 
+_LOOKS: Final = 25
+"""How often a wanted uid is tried, 2 ms apart: who only looks for stale leases holds one for microseconds."""
+
+_NAME: Final = re.compile(r"[1-9][0-9]{0,9}")
+
 
 @dataclass(frozen=True, slots=True)
 class UidLease:
@@ -32,8 +40,11 @@ class UidLease:
 
     uid: int
     fd: int
+    path: Path
 
     def release(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
         os.close(self.fd)
 
 
@@ -46,9 +57,11 @@ def lease_uid(wanted: int | None = None, *, uids: range = UID_RANGE, leases: Pat
     held = set(_held_by_threads())
     candidates = [wanted] if wanted is not None else random.sample(uids, k=min(_TRIES, len(uids)))
     for uid in candidates:
-        lease = None if uid in held else _try_lease(leases, uid)
-        if lease is not None:
-            return lease
+        for look in range(1 if wanted is None or uid in held else _LOOKS):
+            time.sleep(0.002 if look else 0)
+            lease = None if uid in held else _try_lease(leases, uid)
+            if lease is not None:
+                return lease
     if wanted is not None:
         raise StateUnusable(
             f"uid {wanted} of this Session is in use",
@@ -64,23 +77,63 @@ def _open_directory(leases: Path) -> None:
         raise StateUnusable(f"{leases} is not a directory of this user alone", remedy=f"remove {leases}")
 
 
-def _try_lease(leases: Path, uid: int) -> UidLease | None:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(leases / str(uid), flags, 0o600)
+def remove_stale(leases: Path = LEASES) -> list[int]:
+    """Removes the files of leases that ended with their holder, and tells their uids. Other files stay."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return UidLease(uid, fd)
+        if not stat.S_ISDIR(leases.lstat().st_mode) or leases.lstat().st_uid != os.geteuid():
+            return []
+        names = sorted(path.name for path in leases.iterdir())
+    except FileNotFoundError:
+        return []
+    removed = []
+    for name in names:
+        lease = _try_lease(leases, int(name), make=False) if _NAME.fullmatch(name) else None
+        if lease is not None:
+            lease.release()
+            removed.append(lease.uid)
+    return removed
+
+
+def _try_lease(leases: Path, uid: int, *, make: bool = True) -> UidLease | None:
+    path = leases / str(uid)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+    while True:
+        try:
+            fd = os.open(path, flags, 0o600)
+        except OSError:
+            if make:
+                raise
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), path.lstat()):
+                return UidLease(uid, fd, path)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except FileNotFoundError:
+            pass
+        os.close(fd)  # removed by its last holder between the opening and the lock
+
+
+def wait_until_unused(uids: Collection[int], seconds: float) -> None:
+    """Until no thread holds one of them, or the time is over: the kernel takes a moment to end a killed view."""
+    deadline = time.monotonic() + seconds
+    while not set(uids).isdisjoint(_held_by_threads()) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _held_by_threads() -> Iterator[int]:
-    """Every uid (real, effective, saved, filesystem) of every thread: proc_pid_status(5)."""
+    """Every uid (real, effective, saved, filesystem) of every thread that runs: proc_pid_status(5).
+
+    A zombie runs nothing, and where nobody reaps (a container without an init) it stays.
+    """
     for process in _numbers("/proc"):
         for thread in _numbers(f"/proc/{process}/task"):
             with contextlib.suppress(OSError), Path(f"/proc/{process}/task/{thread}/status").open("rb") as file:
                 for line in file:
+                    if line.startswith((b"State:\tZ", b"State:\tX")):
+                        break
                     if line.startswith(b"Uid:"):
                         yield from (int(uid) for uid in line.split()[1:])
                         break

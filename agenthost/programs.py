@@ -9,7 +9,7 @@ from agenthost.errors import HostUnfit
 
 
 def static_program(name: str) -> Path:
-    """The host path of `oac-shim` or `oac-init`, without a link in it. Raises `HostUnfit` when it was not built."""
+    """The host path of `oac-shim`, `oac-init` or `oac-attack`, without a link in it. Raises `HostUnfit` without it."""
     path = Path(__file__).resolve().parent / "bin" / name
     if not os.access(path, os.X_OK):
         raise HostUnfit(

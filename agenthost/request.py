@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,15 @@ from agenthost.gateway.destinations import AllowedHost
 from agenthost.gateway.provider import McpServer, Provider
 from agenthost.launcher.mounts import Identity
 from agenthost.layout import ENVIRONMENT_HOME, PRIVATE_TMP, RESERVED, SESSION_ID, ViewPath, overlaps
+
+LEAST_MEMORY: Final = 16 << 20
+"""Bytes. Below it not even the processes that hold view and environment together are safe from being killed."""
+
+LEAST_PIDS: Final = 8
+"""View and environment have an init each, and a command its shim."""
+
+LEAST_CPUS: Final = 0.01
+"""The kernel's least quota is 1 ms in a period, which is 100 ms here (cgroup-v2.rst, cpu.max)."""
 
 _PRIVATE: Final = (PRIVATE_TMP, ViewPath("/var/tmp"), ENVIRONMENT_HOME)
 
@@ -71,6 +81,11 @@ class SessionRequest:
     """Bytes."""
 
     pids: int | None = None
+    """Processes and threads."""
+
+    cpus: float | None = None
+    """Processors' worth of time, such as 1.5."""
+
     grace_s: float = 3.0
     """Seconds between TERM and KILL when a view is stopped."""
 
@@ -140,8 +155,6 @@ def _refuse_what_cannot_be(request: SessionRequest) -> None:
 def _refuse_what_is_to_come(request: SessionRequest) -> None:
     to_come = {
         "MCP servers (--mcp)": bool(request.mcp),
-        "a memory limit (--memory)": request.memory is not None,
-        "a process limit (--pids)": request.pids is not None,
     }
     for what, asked in to_come.items():
         if asked:
@@ -156,6 +169,7 @@ def _check_values(request: SessionRequest) -> None:
         )
     if not 0 <= request.grace_s <= 3600:
         raise RequestRefused(f"a grace of {request.grace_s} s", remedy="give 0 to 3600 seconds")
+    _check_limits(request)
     if request.model_verbosity not in (None, *VERBOSITIES):
         raise RequestRefused(
             f"{request.model_verbosity!r} is no model verbosity", remedy=f"give one of {', '.join(VERBOSITIES)}"
@@ -165,6 +179,17 @@ def _check_values(request: SessionRequest) -> None:
         raise RequestRefused("a Harness and a Codex or model at once", remedy="give one of them")
     if request.harness is None and request.provider is None:
         raise RequestRefused("there is no provider for the model requests", remedy="give a Provider")
+
+
+def _check_limits(request: SessionRequest) -> None:
+    bounds: tuple[tuple[str, float | None, float, str], ...] = (
+        ("memory", request.memory, LEAST_MEMORY, "bytes"),
+        ("pids", request.pids, LEAST_PIDS, "processes and threads"),
+        ("cpus", request.cpus, LEAST_CPUS, "processors"),
+    )
+    for name, value, least, unit in bounds:
+        if value is not None and not least <= value < math.inf:
+            raise RequestRefused(f"a limit of {value} {unit} ({name})", remedy=f"give at least {least}")
 
 
 def _resolve(path: Path, what: str) -> Path:

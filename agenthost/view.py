@@ -37,6 +37,13 @@ from agenthost.wire import Command, CommandFlag, Setup, SetupFlag
 
 _STDIO: Final = 0b111
 _UMASK: Final = 0o022
+_FLAGS: Final = (
+    SetupFlag.PRIVATE_NETWORK
+    | SetupFlag.PROC_SUBSET
+    | SetupFlag.MEMFD_NOEXEC
+    | SetupFlag.LANDLOCK
+    | SetupFlag.OWN_FILES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,7 @@ def prepare(
     policy = Policy.of(view, canonical=environment.canonical, environment=environment.variables)
     steps = tuple(_view_steps(view, harness, environment, place, programs=tuple(policy.programs)))
     setup = Setup(
-        flags=SetupFlag.PRIVATE_NETWORK | SetupFlag.PROC_SUBSET | SetupFlag.MEMFD_NOEXEC | SetupFlag.LANDLOCK,
+        flags=_FLAGS,
         uid=place.owner.uid,
         gid=place.owner.gid,
         hostname=b"view",
@@ -180,12 +187,14 @@ def prepare_home(plan: Plan, home: Home) -> None:
     home.prepare(harness.home_files, harness.home_keep, empty=harness.home_empty, once=harness.home_once)
 
 
-async def launch(plan: Plan, launcher: Launcher, session: str, stdio: Sequence[int]) -> tuple[Init, RunningCommand]:
-    """Builds the view and starts the Harness in it. Raises `LaunchFailed`, with nothing left over.
+async def launch(
+    plan: Plan, launcher: Launcher, session: str, stdio: Sequence[int], *, cgroup: int | None = None
+) -> tuple[Init, RunningCommand]:
+    """Builds the view, in `cgroup` if there is one, and starts the Harness. Raises `LaunchFailed`, with nothing left.
 
     The gateway's and the broker's listeners exist before the Harness runs: what it sends early waits in their queues.
     """
-    init = await launcher.build(session, plan.steps, plan.setup, shim_socket=SHIM_SOCKET)
+    init = await launcher.build(session, plan.steps, plan.setup, shim_socket=SHIM_SOCKET, cgroup=cgroup)
     try:
         return init, await init.run(plan.command(), stdio)
     except BaseException:

@@ -341,6 +341,7 @@ class SetupFlag(enum.IntFlag):
     MEMFD_NOEXEC = 4  # vm.memfd_noexec=2 in the PID namespace; needs the initial user namespace
     LANDLOCK = 8  # only `executables` may be executed
     ROOTLESS = 16  # uid and gid are already the ones to run with
+    OWN_FILES = 32  # Landlock: nothing is written but below the tree's own root, whatever descriptor leads elsewhere
 
 
 @dataclass(frozen=True, slots=True)

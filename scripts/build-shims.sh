@@ -18,7 +18,7 @@ done
 # so that no object of another one is linked.
 out=../build/shims/$(printf %s "$compiler" | tr -c 'A-Za-z0-9._-' _)
 make --no-print-directory --silent -C shims CC="$compiler" OUT="$out" all
-for program in oac-shim oac-init; do
+for program in oac-shim oac-init oac-attack; do
     cmp -s -- "shims/$out/$program" "$destination/$program" ||
         install -m 0755 -- "shims/$out/$program" "$destination/$program"
 done

@@ -59,6 +59,7 @@ static _Noreturn void run_tree(void)
     attach_tree(&setup);
     close(SETUP_FD);
     drop_privileges(&setup);
+    prepare_to_serve(); /* who is told that init is ready has its commands run */
     send_ready(listeners, count);
     free(setup.body);
     free(setup.hostname);
@@ -78,7 +79,8 @@ static int hold_user_namespace(void)
 int main(int argc, char **argv)
 {
     /* The daemon's user could otherwise read the set-up through /proc while init still has its privileges. */
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
+        return 125;
     if (argc == 2 && strcmp(argv[1], "userns") == 0)
         return hold_user_namespace();
     if (argc == 2 && strcmp(argv[1], "tree") == 0) {

@@ -13,6 +13,10 @@ enum { CONTROL_FD = 3, SETUP_FD = 4 };
 /* Ports that a view listens on: proxy, model, and one for each MCP server. */
 enum { MAX_LISTENERS = 64 };
 
+/* Limits that hold without a cgroup, too. Open files of a process: init's own, and the most that a command can ask for;
+ * it starts with what select(2) can bear. Processes and threads of the user: in root mode it is the Session's alone. */
+enum { MOST_FILES = 524288, FIRST_FILES = 1024, MOST_PROCESSES = 16384 };
+
 struct setup {
     uint32_t flags;
     uint32_t uid;
@@ -36,6 +40,7 @@ void attach_tree(const struct setup *setup);
 void drop_privileges(const struct setup *setup);
 
 /* Runs commands until the main one has ended or the daemon is gone. */
+void prepare_to_serve(void);
 _Noreturn void serve(void);
 
 #endif

@@ -95,6 +95,8 @@ static void reap(void)
         pid_t pid = waitpid(-1, &status, WNOHANG);
         if (pid < 0 && errno == ECHILD && ending)
             _exit(0);
+        if (pid < 0 && errno != ECHILD)
+            _exit(125); /* an end that is not known would be waited for without one */
         if (pid <= 0)
             return;
         for (struct command **at = &commands; *at != NULL; at = &(*at)->next) {
@@ -169,21 +171,34 @@ static void take_terminal(void)
             return;
 }
 
-static void reset_signals(void)
+static void limit_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur > FIRST_FILES) {
+        limit.rlim_cur = FIRST_FILES;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static bool reset_signals(void)
 {
     /* As system calls: a libc refuses those that it keeps for itself (32 to 34), and what started the daemon may have
      * had them ignored. SIG_DFL without flags is nothing but zeros, on every architecture. */
     static const unsigned long plain[4] = {0};
     for (int number = 1; number <= 64; number++)
-        syscall(SYS_rt_sigaction, number, plain, NULL, 8);
+        if (number != SIGKILL && number != SIGSTOP && syscall(SYS_rt_sigaction, number, plain, NULL, 8) != 0)
+            return false;
+    return true;
 }
 
 /* Runs in the vfork child: shares the parent's memory, so it writes nothing but `obstacle`. */
 static _Noreturn void become(const struct order *order, const int *fds, volatile struct obstacle *obstacle)
 {
     sigset_t none;
-    reset_signals();
-    setsid();
+    if (!reset_signals() || setsid() < 0) {
+        *obstacle = (struct obstacle){"in a session", errno};
+        _exit(127);
+    }
     const int *next = fds;
     for (int fd = 0; fd < 3; fd++) {
         if (!(order->descriptors & 1u << fd))
@@ -197,13 +212,17 @@ static _Noreturn void become(const struct order *order, const int *fds, volatile
         take_terminal();
     if (order->nice != 0)
         setpriority(PRIO_PROCESS, 0, order->nice);
+    limit_files();
     umask((mode_t)order->umask & 0777);
     if (chdir(order->cwd) != 0) {
         *obstacle = (struct obstacle){order->cwd, errno};
         _exit(127);
     }
     sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    if (sigprocmask(SIG_SETMASK, &none, NULL) != 0) {
+        *obstacle = (struct obstacle){"with every signal", errno};
+        _exit(127);
+    }
     int error = execute(order);
     *obstacle = (struct obstacle){order->program, error};
     _exit(127);
@@ -348,19 +367,27 @@ static void watch(int fd, void *tag)
         fail("watch a descriptor");
 }
 
-_Noreturn void serve(void)
+static int child_fd;
+static char control, children; /* the addresses say which descriptor an event is of */
+
+void prepare_to_serve(void)
 {
-    static char control, children;
     sigset_t blocked;
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGCHLD);
-    sigprocmask(SIG_SETMASK, &blocked, NULL);
-    int child_fd = signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK);
+    /* The builder ignores it, and ignored it would not come: the end of a command would never be known. */
+    if (signal(SIGCHLD, SIG_DFL) == SIG_ERR || sigprocmask(SIG_SETMASK, &blocked, NULL) != 0)
+        fail("block the signal of children");
+    child_fd = signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK);
     events = epoll_create1(EPOLL_CLOEXEC);
     if (child_fd < 0 || events < 0)
         fail("watch for children");
     watch(CONTROL_FD, &control);
     watch(child_fd, &children);
+}
+
+_Noreturn void serve(void)
+{
     for (;;) {
         struct epoll_event event;
         if (epoll_wait(events, &event, 1, -1) != 1)

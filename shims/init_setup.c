@@ -49,7 +49,8 @@ void become_first_process(void)
         fail("make a pid namespace");
     if (pid > 0)
         _exit(0);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
+        fail("close the first process to others");
 }
 
 static void raise_loopback(void)
@@ -187,20 +188,36 @@ static void allow(int ruleset, const char *path, uint64_t access)
     close(fd);
 }
 
-static void restrict_execution(char *const *executables)
+/* A directory's descriptor leads into the tree that it was opened in. Shims and sockets carry descriptors between view and
+ * environment, where they outlive the view, and with the Session home's the environment would write the next launch's
+ * configuration. What does not lie below this tree's own root can only be read. */
+static void restrict_files(const struct setup *setup)
 {
-    struct kernel_landlock_ruleset attributes = {KERNEL_LANDLOCK_ACCESS_FS_EXECUTE};
-    /* A ruleset that does not handle REFER forbids every rename and link from one directory to another (EXDEV). */
+    bool guards_execution = (setup->flags & SETUP_LANDLOCK) != 0;
+    bool guards_writing = (setup->flags & SETUP_OWN_FILES) != 0;
+    uint64_t own = 0;
     long version = syscall(KERNEL_LANDLOCK_CREATE_RULESET, NULL, (size_t)0, KERNEL_LANDLOCK_CREATE_RULESET_VERSION);
+    if (version < 1)
+        fail("ask for the version of Landlock");
+    if (guards_writing)
+        own |= KERNEL_LANDLOCK_ACCESS_FS_WRITE_FILE | KERNEL_LANDLOCK_ACCESS_FS_CHANGE_DIRECTORY;
+    if (guards_writing && version >= 3)
+        own |= KERNEL_LANDLOCK_ACCESS_FS_TRUNCATE;
+    /* A ruleset that does not handle REFER forbids every rename and link from one directory to another (EXDEV). */
     if (version >= 2)
-        attributes.handled_access_fs |= KERNEL_LANDLOCK_ACCESS_FS_REFER;
+        own |= KERNEL_LANDLOCK_ACCESS_FS_REFER;
+    struct kernel_landlock_ruleset attributes = {
+        .handled_access_fs = own | (guards_execution ? KERNEL_LANDLOCK_ACCESS_FS_EXECUTE : 0u),
+        /* With the host's network a command would reach the abstract sockets of its services, which no file guards. */
+        .scoped = version >= 6 ? KERNEL_LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET : 0u,
+    };
     int ruleset = (int)syscall(KERNEL_LANDLOCK_CREATE_RULESET, &attributes, sizeof attributes, 0u);
     if (ruleset < 0)
         fail("make a Landlock ruleset");
-    if (version >= 2)
-        allow(ruleset, "/", KERNEL_LANDLOCK_ACCESS_FS_REFER);
-    for (; *executables != NULL; executables++)
-        allow(ruleset, *executables, KERNEL_LANDLOCK_ACCESS_FS_EXECUTE);
+    if (own != 0)
+        allow(ruleset, "/", own);
+    for (char *const *executable = setup->executables; guards_execution && *executable != NULL; executable++)
+        allow(ruleset, *executable, KERNEL_LANDLOCK_ACCESS_FS_EXECUTE);
     if (syscall(KERNEL_LANDLOCK_RESTRICT_SELF, ruleset, 0u) != 0)
         fail("enter the Landlock ruleset");
     close(ruleset);
@@ -208,9 +225,12 @@ static void restrict_execution(char *const *executables)
 
 static void drop_capabilities(void)
 {
-    for (unsigned long capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; capability++)
-        if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0)
-            fail("empty the bounding set");
+    unsigned long capability = 0;
+    while (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0)
+        capability++;
+    /* EINVAL is the kernel's word for one that it does not know; it knows those of Linux 5.9, or is too old. */
+    if (errno != EINVAL || capability <= KERNEL_CAP_CHECKPOINT_RESTORE)
+        fail("empty the bounding set");
     if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) != 0)
         fail("clear the ambient capabilities");
 }
@@ -228,11 +248,24 @@ static void install_filter(struct wire_string seccomp)
     free(filter);
 }
 
+/* Never above what the daemon itself may have. */
+static void set_limit(int resource, rlim_t most, const char *step)
+{
+    struct rlimit limit;
+    if (getrlimit(resource, &limit) != 0)
+        fail(step);
+    if (limit.rlim_max > most)
+        limit.rlim_max = most;
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(resource, &limit) != 0)
+        fail(step);
+}
+
 void drop_privileges(const struct setup *setup)
 {
-    struct rlimit no_core = {0, 0};
-    if (setrlimit(RLIMIT_CORE, &no_core) != 0)
-        fail("forbid core dumps");
+    set_limit(RLIMIT_CORE, 0, "forbid core dumps");
+    set_limit(RLIMIT_NOFILE, MOST_FILES, "limit the open files");
+    set_limit(RLIMIT_NPROC, MOST_PROCESSES, "limit the processes");
     drop_capabilities();
     if (!(setup->flags & SETUP_ROOTLESS)) {
         if (setgroups(0, NULL) != 0 || setresgid(setup->gid, setup->gid, setup->gid) != 0 ||
@@ -248,7 +281,7 @@ void drop_privileges(const struct setup *setup)
     /* Changing the uid made the process dumpable again: /proc/1 would be open to the whole view. */
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
         fail("close /proc/1");
-    if (setup->flags & SETUP_LANDLOCK)
-        restrict_execution(setup->executables);
+    if (setup->flags & (SETUP_LANDLOCK | SETUP_OWN_FILES))
+        restrict_files(setup);
     install_filter(setup->seccomp);
 }

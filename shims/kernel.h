@@ -39,13 +39,19 @@ struct kernel_open_how {
 /* linux/landlock.h */
 struct kernel_landlock_ruleset {
     uint64_t handled_access_fs;
+    uint64_t handled_access_net; /* since version 4 */
+    uint64_t scoped;             /* since version 6 */
 };
+#define KERNEL_LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET 1u
 struct kernel_landlock_path_beneath {
     uint64_t allowed_access;
     int32_t parent_fd;
 } __attribute__((packed));
 #define KERNEL_LANDLOCK_ACCESS_FS_EXECUTE 1u
-#define KERNEL_LANDLOCK_ACCESS_FS_REFER (1u << 13)
+#define KERNEL_LANDLOCK_ACCESS_FS_WRITE_FILE (1u << 1)
+#define KERNEL_LANDLOCK_ACCESS_FS_CHANGE_DIRECTORY (0x1ff0u) /* REMOVE_DIR to MAKE_SYM */
+#define KERNEL_LANDLOCK_ACCESS_FS_REFER (1u << 13)           /* since version 2 */
+#define KERNEL_LANDLOCK_ACCESS_FS_TRUNCATE (1u << 14)        /* since version 3 */
 #define KERNEL_LANDLOCK_CREATE_RULESET_VERSION 1u
 #define KERNEL_LANDLOCK_RULE_PATH_BENEATH 1u
 
@@ -60,6 +66,7 @@ struct kernel_capability_data {
     uint32_t inheritable;
 };
 #define KERNEL_CAPABILITY_VERSION_3 0x20080522u
+#define KERNEL_CAP_CHECKPOINT_RESTORE 40u /* the last one of Linux 5.9 */
 
 /* linux/filter.h, linux/seccomp.h */
 struct kernel_sock_filter {

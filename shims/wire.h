@@ -39,6 +39,7 @@ enum setup_flag {
     SETUP_MEMFD_NOEXEC = 4,
     SETUP_LANDLOCK = 8,
     SETUP_ROOTLESS = 16,
+    SETUP_OWN_FILES = 32,
 };
 
 enum signal_scope { SCOPE_GROUP = 0, SCOPE_LEADER = 1, SCOPE_END = 2 };

@@ -16,7 +16,7 @@ import prctl
 import pytest
 
 from tests.leaks import Held, left_in_state
-from tests.needs import ROOT, UNPRIVILEGED_UID, codex_release, lacking, missing, needs, require
+from tests.needs import ROOT, UNPRIVILEGED_UID, codex_release, lacking, needs, require
 from tests.unprivileged import Unprivileged
 
 __all__ = ["MakeWorkspace", "needs", "require"]
@@ -44,11 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    reasons = [
-        reason for mark in item.iter_markers("needs") for name in mark.args if (reason := missing(name)) is not None
-    ]
-    if reasons:
-        lacking("; ".join(reasons))
+    require(*(name for mark in item.iter_markers("needs") for name in mark.args))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import psutil
 PATIENCE_S = 10.0
 """How long an ended view may take to be gone; a limit for the broken case, no measure of the good one."""
 
-STATE = {"attach", "codex-digests.json", "sessions"}
+STATE = {"attach", "codex-digests.json", "lock", "sessions"}
 """What a state directory holds when nothing runs."""
 
 

@@ -18,7 +18,7 @@ from agenthost.cli.usage import UsageError
 from agenthost.errors import AgentHostError, LaunchFailed, RequestRefused, WireError
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-LATER: Final = ("probe", "code", "doctor", "qualify", "sessions")
+LATER: Final = ("probe", "code", "qualify")
 
 
 def agenthost(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -165,7 +165,7 @@ def test_agenthost_codex_refuses_a_misspelt_variable_and_takes_no_argument_for_i
 def test_agenthost_codex_reads_its_options_from_variables(tmp_path: Path) -> None:
     text = assert_one_line(codex("exec", "hello", cwd=tmp_path, AGENTHOST_SCRIPTED="absent.json"), "script", 125)
     assert str(tmp_path / "absent.json") in text
-    assert_one_line(codex(cwd=tmp_path, AGENTHOST_MEMORY="5"), "not-available-yet", 125)
+    assert_one_line(codex(cwd=tmp_path, AGENTHOST_MCP="docs=https://docs.example/mcp"), "not-available-yet", 125)
 
 
 def test_a_reader_that_leaves_stdout_ends_the_command_as_sigpipe_would(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ HERE: Final = Path("/somewhere/here")
 
 CONTRACT: Final = (
     "--workspace --state-dir --session --codex --model --model-verbosity --provider-url --api-key-env --api-key-file "
-    "--scripted --mcp --mcp-bearer-env --allow-host --env-network --shim-path --bind-ro --memory --pids --grace "
+    "--scripted --mcp --mcp-bearer-env --allow-host --env-network --shim-path --bind-ro --memory --pids --cpus --grace "
     "--events"
 )
 
@@ -34,6 +34,9 @@ EVERY: Final = {
     "env_network": "host",
     "shim_path": "/bin/sh",
     "bind_ro": "data",
+    "memory": "1000000",
+    "pids": "100",
+    "cpus": "0.5",
     "grace": "1.5",
     "events": "e.jsonl",
 }
@@ -75,6 +78,9 @@ def test_a_command_line_and_variables_say_the_same(monkeypatch: pytest.MonkeyPat
         env_network="host",
         shim_paths=("/bin/sh",),
         bind_ro=(tmp_path / "data",),
+        memory=1_000_000,
+        pids=100,
+        cpus=0.5,
         grace_s=1.5,
         events=tmp_path / "e.jsonl",
     )
@@ -154,6 +160,9 @@ def test_a_scripted_file_is_a_path_and_demo_is_none() -> None:
         ["--memory", "0"],
         ["--memory", "1G"],
         ["--pids", "-3"],
+        ["--cpus", "0"],
+        ["--cpus", "nan"],
+        ["--cpus", "two"],
         ["--model", ""],
         ["--workspace"],
         ["--work", "/x"],
@@ -168,10 +177,7 @@ def test_what_contradicts_itself_or_means_nothing_is_a_usage_error(arguments: li
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--mcp", "x=https://a.example/mcp"], ["--memory", "1000000"], ["--pids", "100"]],
-)
+@pytest.mark.parametrize("arguments", [["--mcp", "x=https://a.example/mcp"]])
 def test_what_a_later_release_brings_is_refused_by_name(arguments: list[str]) -> None:
     with pytest.raises(NotAvailableYet, match="not available yet") as caught:
         parsed(*arguments)
@@ -183,7 +189,7 @@ def test_what_a_later_release_brings_is_refused_by_name(arguments: list[str]) ->
 
 def test_a_contradiction_is_named_before_what_is_still_to_come() -> None:
     with pytest.raises(UsageError):
-        parsed("--memory", "100", "--scripted", "demo", "--api-key-env", "K")
+        parsed("--mcp", "x=https://a.example/mcp", "--scripted", "demo", "--api-key-env", "K")
 
 
 def test_another_harness_is_named_by_directory_and_program() -> None:

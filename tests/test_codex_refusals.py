@@ -34,7 +34,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **request: Any) -> 
 
     async def open_it() -> None:
         values = {"workspace": workspace, "provider": PROVIDER, **request}
-        async with AgentHost(tmp_path / "state") as host, host.open(SessionRequest(**values)):
+        async with AgentHost(tmp_path / "state", exclusive=False) as host, host.open(SessionRequest(**values)):
             raise AssertionError("it was opened")
 
     with pytest.raises(AgentHostError) as caught:

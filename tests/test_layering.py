@@ -22,21 +22,23 @@ LEVELS: Final = (
     {"errors", "layout"},
     {"wire"},  # pure encoding; linux.fdpass moves its frames
     {"linux"},
-    {"declaration", "elf", "events", "programs"},
+    {"declaration", "elf", "events", "limits", "programs"},
     {"launcher"},
     {"environment", "gateway", "home"},
     {"broker"},
     {"codex", "scripted"},
     {"lease", "process", "request"},
     {"state", "view"},
+    {"inventory", "recovery"},
     {"session"},
-    {"coding", "qualify", "testenv"},
+    {"attack", "coding", "doctor", "qualify", "testenv"},
     {"cli"},
     {"__main__"},
 )
 """Bottom first. What is in one set is a sibling of the others there; a unit imports from the levels below its own."""
 
 DOORS: Final = {
+    "attack": {"attack", "attack.catalogue", "attack.runner"},
     "broker": {"broker", "broker.broker", "broker.policy"},
     "cli": {"cli.main", "cli.codex"},
     "codex": {"codex", "codex.catalog", "codex.harness", "codex.install", "codex.instructions", "codex.plan"},

@@ -165,3 +165,44 @@ def test_a_link_in_place_of_a_lease_is_not_followed(leases: Path, tmp_path: Path
     with pytest.raises(OSError):
         lease_uid(FREE[0], leases=leases)
     assert not victim.exists()
+
+
+@needs("root")
+def test_a_zombie_holds_none(leases: Path) -> None:
+    """Where nobody reaps it stays, and it runs nothing."""
+    become = "import os, sys; os.setresuid(*[int(sys.argv[1])] * 3); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", become, str(FREE[1])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(StateUnusable):
+            lease_uid(FREE[1], leases=leases)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        lease_uid(FREE[1], leases=leases).release()
+
+
+def test_its_file_goes_with_it_and_no_two_get_one_that_goes(leases: Path) -> None:
+    """Threads that take and release the same few at once: a file that was removed is nobody's lock."""
+    holding: set[int] = set()
+    broken: list[int] = []
+
+    def take() -> None:
+        for _ in range(60):
+            try:
+                lease = lease_uid(uids=FREE[:2], leases=leases)
+            except StateUnusable:
+                continue
+            if lease.uid in holding:
+                broken.append(lease.uid)
+            holding.add(lease.uid)
+            holding.discard(lease.uid)
+            lease.release()
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert broken == []
+    assert list(leases.iterdir()) == []

@@ -29,13 +29,13 @@ def test_its_fixture_runs(unicorn):
 """
 
 
-def outcome(directory: Path, must_work: str) -> str:
+def outcome(directory: Path, must_work: str, suite: str = SUITE) -> str:
     """The report of a suite with one test for a need, and one for a fixture's, that this machine lacks."""
     (directory / "conftest.py").write_text(
         "from tests.conftest import pytest_runtest_setup\n__all__ = ['pytest_runtest_setup']"
     )
     (directory / "pytest.ini").write_text("[pytest]\nmarkers = needs")
-    (directory / "test_unicorn.py").write_text(SUITE)
+    (directory / "test_unicorn.py").write_text(suite)
     command = [
         sys.executable,
         "-m",
@@ -63,6 +63,12 @@ def test_a_missing_need_fails_the_test_where_everything_must_work(tmp_path: Path
     assert "skipped" not in report
     assert "AGENTHOST_MUST_WORK=1 and there is no unicorn here" in report
     assert "it ran" not in report
+
+
+def test_what_no_package_brings_may_be_lacking_even_there(tmp_path: Path) -> None:
+    report = outcome(tmp_path, must_work="1", suite=f"{SUITE}\ncatalogue.MAY_LACK.add('a-unicorn')\n")
+    assert "2 skipped" in report
+    assert "there is no unicorn here" in report
 
 
 def test_a_need_that_nobody_knows_is_an_error() -> None:

@@ -54,7 +54,7 @@ def test_the_sdist_holds_what_builds_and_checks_it(built: Path) -> None:
         "tests/conftest.py",
     }
     assert tracked <= names
-    assert not [name for name in names if name.endswith(("oac-shim", "oac-init", ".o", ".pyc"))]
+    assert not [name for name in names if name.endswith(("oac-shim", "oac-init", "oac-attack", ".o", ".pyc"))]
 
 
 def test_the_wheel_holds_the_programs_and_the_contracts(built: Path, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_the_wheel_holds_the_programs_and_the_contracts(built: Path, tmp_path: P
         names = set(archive.namelist())
         assert {"agenthost/py.typed", "agenthost/contracts/codex-releases.json"} <= names
         assert not [name for name in names if name.startswith(("tests/", "shims/", "scripts/"))]
-        for program in ("agenthost/bin/oac-shim", "agenthost/bin/oac-init"):
+        for program in ("agenthost/bin/oac-shim", "agenthost/bin/oac-init", "agenthost/bin/oac-attack"):
             mode = archive.getinfo(program).external_attr >> 16
             assert stat.S_IMODE(mode) == 0o755
             extracted = Path(archive.extract(program, tmp_path))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agenthost.errors import NotAvailableYet, RequestRefused, UnsupportedOperation
-from agenthost.gateway.provider import Provider
+from agenthost.gateway.provider import McpServer, Provider
 from agenthost.request import Admitted, Harness, SessionRequest, admit
 from tests.needs import UNPRIVILEGED_UID, needs
 
@@ -83,18 +83,19 @@ def test_what_a_view_cannot_do(request_for: Request, state: Path, changes: dict[
         admitted(request_for(**changes), state)
 
 
-@pytest.mark.parametrize("changes", [{"memory": 1 << 30}, {"pids": 100}])
-def test_what_is_to_come_is_refused_and_not_ignored(
-    request_for: Request, state: Path, changes: dict[str, object]
-) -> None:
+def test_what_is_to_come_is_refused_and_not_ignored(request_for: Request, state: Path) -> None:
+    server = McpServer(label="docs", url="https://docs.example/mcp")
     with pytest.raises(NotAvailableYet, match="not available yet"):
-        admitted(request_for(**changes), state)
+        admitted(request_for(mcp=[server]), state)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         *({"session": name} for name in ("", ".", "..", "a/b", ".x", "-x", "_x", "é", "a" * 65, "a b", "a\n", "a\0")),
+        *({"memory": memory} for memory in (-1, 0, 1 << 20)),
+        *({"pids": pids} for pids in (-1, 0, 7)),
+        *({"cpus": cpus} for cpus in (-1, 0, 0.001, float("nan"), float("inf"))),
         *({"grace_s": grace} for grace in (-0.1, 3600.1, float("nan"), float("inf"))),
         {"harness": None},
         {"codex": Path("/x")},

@@ -36,9 +36,9 @@ COMMANDS: Final = (
     Command("scripted-model", "the scripted model alone, as an HTTP server", "agenthost.cli.scripted_model"),
     Command("probe", "the sandbox probe"),
     Command("code", "a native coding run"),
-    Command("doctor", "what this host can do, and what it lacks"),
+    Command("doctor", "what this host can do, and what it lacks", "agenthost.cli.doctor"),
     Command("qualify", "try a Codex release: fourteen behaviours"),
-    Command("sessions", "list, show and remove what the state directory holds"),
+    Command("sessions", "list, show and remove what the state directory holds", "agenthost.cli.sessions"),
 )
 
 

@@ -78,11 +78,13 @@ async def open_session(options: SessionOptions) -> AsyncIterator[Session]:
             bind_ro=options.bind_ro,
             memory=options.memory,
             pids=options.pids,
+            cpus=options.cpus,
             grace_s=options.grace_s,
             harness=harness,
             events_copy=options.events,
         )
-        host = await stack.enter_async_context(AgentHost(state_dir=options.state_dir))
+        # A client starts several of these at once: what is one Session's is locked by each for itself.
+        host = await stack.enter_async_context(AgentHost(state_dir=options.state_dir, exclusive=False))
         yield await stack.enter_async_context(host.open(request))
 
 

@@ -151,15 +151,19 @@ SESSION_OPTIONS: Final = (
         name="--memory",
         metavar="BYTES",
         group="limits",
-        help="memory limit of view and environment",
-        later="limits are not enforced",
+        help="memory of view and environment together; needs a delegated cgroup v2",
     ),
     Option(
         name="--pids",
         metavar="N",
         group="limits",
-        help="process limit of view and environment",
-        later="limits are not enforced",
+        help="processes and threads of view and environment together; the same",
+    ),
+    Option(
+        name="--cpus",
+        metavar="N",
+        group="limits",
+        help="processors of view and environment together, such as 1.5; the same",
     ),
 )
 
@@ -199,6 +203,7 @@ class SessionOptions:
     bind_ro: tuple[Path, ...] = ()
     memory: int | None = None
     pids: int | None = None
+    cpus: float | None = None
     grace_s: float = DEFAULT_GRACE_S
     events: Path | None = None
     harness_dir: Path | None = None
@@ -279,6 +284,18 @@ class _Given:
             raise self.wrong(key, f"is {value!r}, not a whole number above 0")
         return int(value)
 
+    def number(self, key: str) -> float | None:
+        value = self.one(key)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise self.wrong(key, f"is {value!r}, not a number above 0")
+        return number
+
     def labelled(self, key: str) -> dict[str, str]:
         pairs: dict[str, str] = {}
         for value in self.many(key):
@@ -319,6 +336,7 @@ def _resolve(given: _Given) -> SessionOptions:
         bind_ro=tuple(given.here / value for value in given.many("bind_ro")),
         memory=given.count("memory"),
         pids=given.count("pids"),
+        cpus=given.number("cpus"),
         grace_s=_grace(given),
         events=given.path("events"),
         harness_dir=given.path("harness_dir"),

@@ -41,7 +41,8 @@ def ask(fd: int, argv: Sequence[str], *, env: Mapping[str, str], seconds: float,
             _await_end(process.pid, deadline)
         finally:
             # Before the leader is reaped, so that its id names its group and no other.
-            os.killpg(process.pid, signal.SIGKILL)
+            if _is_ours_to_reap(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         raise NoAnswer(f"ended with status {process.returncode}")
     return said
@@ -65,13 +66,27 @@ def _read_all(process: subprocess.Popen[bytes], deadline: float, limit: int) -> 
 
 def _await_end(pid: int, deadline: float) -> None:
     """Until the process has ended. It is not reaped by this."""
-    handle = os.pidfd_open(pid)
+    if not _is_ours_to_reap(pid):
+        return
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
     try:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         _await(poll, deadline)
     finally:
         os.close(handle)
+
+
+def _is_ours_to_reap(pid: int) -> bool:
+    """Not in a daemon that ignores SIGCHLD: the kernel has reaped an ended child there, and its id may be another's."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _await(poll: select.poll, deadline: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from agenthost.launcher.client import Init, Launcher, RunningCommand
 from agenthost.launcher.filters import environment_filter
 from agenthost.launcher.mounts import Bind, Content, Devices, Directory, Identity, IdMap, Link, MountStep, Private
 from agenthost.layout import ENVIRONMENT_HOME, PRIVATE_TMP, ViewPath
+from agenthost.limits import TmpfsSizes
 from agenthost.linux.rootdir import Owner
 from agenthost.wire import Command, Setup, SetupFlag
 
@@ -67,12 +69,14 @@ class LocalEnvironment:
         bind_ro: Sequence[Path],
         programs: Mapping[str, Path],
         network: bool,
+        sizes: TmpfsSizes,
     ) -> None:
         self._workspace = workspace
         self._owner = owner
         self._bind_ro = tuple(bind_ro)
         self._programs = dict(programs)
         self._network = network
+        self._sizes = sizes
         self._etc = _curated_etc(owner, network=network)
         self._init: Init | None = None
 
@@ -92,16 +96,16 @@ class LocalEnvironment:
         """`/usr` and the links to it are the host's own, so the host's answer holds."""
         return ViewPath(os.path.realpath(path))
 
-    async def start(self, launcher: Launcher, session: str) -> None:
-        """Starts the environment's init. Raises `LaunchFailed`."""
+    async def start(self, launcher: Launcher, session: str, *, cgroup: int | None = None) -> None:
+        """Starts the environment's init, in `cgroup` if there is one. Raises `LaunchFailed`."""
         steps = [*self._steps(executable=True)]
         steps += [
             Bind(str(source.resolve()), ViewPath(f"{_PROGRAMS}/{name}"), executable=True)
             for name, source in self._programs.items()
         ]
-        flags = SetupFlag(0) if self._network else SetupFlag.PRIVATE_NETWORK
+        flags = SetupFlag.OWN_FILES | (SetupFlag(0) if self._network else SetupFlag.PRIVATE_NETWORK)
         setup = Setup(flags, self._owner.uid, self._owner.gid, b"environment", (), (), environment_filter())
-        self._init = await launcher.build(session, steps, setup)
+        self._init = await launcher.build(session, steps, setup, cgroup=cgroup)
 
     async def spawn(self, command: Command, fds: Sequence[int]) -> RunningCommand:
         """See `Environment.spawn`."""
@@ -121,16 +125,16 @@ class LocalEnvironment:
         yield from _etc_directories(executable=executable)
         yield Directory(ViewPath("/run"))
         yield Directory(ViewPath("/var"))
-        yield Private("var-tmp", ViewPath("/var/tmp"), executable=executable, mode=0o1777)
-        yield Private("tmp", PRIVATE_TMP, executable=executable, mode=0o1777)
-        owner = self._owner
-        yield Private("home", ENVIRONMENT_HOME, executable=executable, uid=owner.uid, gid=owner.gid)
-        yield Devices(executable=executable)
+        owner, size = self._owner, self._sizes.private
+        yield Private("var-tmp", ViewPath("/var/tmp"), executable=executable, mode=0o1777, size=size)
+        yield Private("tmp", PRIVATE_TMP, executable=executable, mode=0o1777, size=size)
+        yield Private("home", ENVIRONMENT_HOME, executable=executable, size=size, uid=owner.uid, gid=owner.gid)
+        yield Devices(executable=executable, shm_size=self._sizes.shm)
         binds = [Bind(str(path), ViewPath(str(path)), executable=executable) for path in self._bind_ro]
+        binds.append(self._workspace.step(executable=executable))
         # What lies inside another mount is attached after it.
-        yield from sorted(
-            [*binds, self._workspace.step(executable=executable)], key=lambda step: step.target.count("/")
-        )
+        attached: list[Bind | Content] = [*_ways(binds), *binds]
+        yield from sorted(attached, key=lambda step: step.target.count("/"))
 
 
 def _root_names(*, executable: bool) -> Iterator[MountStep]:
@@ -140,6 +144,23 @@ def _root_names(*, executable: bool) -> Iterator[MountStep]:
             yield Link(ViewPath(str(path)), str(path.readlink()))
         elif path.is_dir():
             yield Bind(str(path), ViewPath(str(path)), executable=executable)
+
+
+def _ways(binds: Sequence[Bind]) -> Iterator[Content]:
+    """A read-only mount over the first directory on the way from a private mount to each bind below it.
+
+    rename(2) refuses to move a mount point, not a directory above one, and in the private mounts everything is the
+    Session's: without this, the workspace's parent could be moved away and another directory put in its place.
+    """
+    targets = {bind.target for bind in binds}
+    ways = set()
+    for target in targets:
+        for private in (ViewPath("/var/tmp"), PRIVATE_TMP, ENVIRONMENT_HOME):
+            first, below, _ = target.removeprefix(f"{private}/").partition("/")
+            if target.startswith(f"{private}/") and below:
+                ways.add(ViewPath(f"{private}/{first}"))
+    for way in sorted(ways - targets):
+        yield Content(f"way-{sha256(os.fsencode(way)).hexdigest()[:16]}", way)
 
 
 def _etc_directories(*, executable: bool) -> Iterator[MountStep]:

@@ -25,6 +25,9 @@ from agenthost.linux import privileges, syscalls
 from agenthost.linux.fdpass import close_fds, receive_frame, send_frame
 from agenthost.wire import FrameType, Setup, SetupFlag, tree_body
 
+_MEMFD_NOEXEC: Final = "/proc/sys/vm/memfd_noexec"
+"""Since Linux 6.3."""
+
 _EVERY_DESCRIPTOR: Final = 1 << 20
 
 
@@ -75,25 +78,27 @@ class Builder:
             try:
                 match parse_request(frame.body):
                     case BuildRequest() as request:
-                        fds = self._build(request, frame.fds[0])
+                        fds = self._build(request, *frame.fds)
                     case ForgetRequest() as request:
                         self._forge.forget(request.session)
                 body = reply_ok()
             except StepFailed as failure:
                 body = reply_failure(failure.step, failure.reason, failure.remedy)
             except OSError as error:
-                body = reply_failure(error.filename or "build", error.strerror or str(error), "see 'agenthost doctor'")
+                body = _failure("build", error)
             finally:
                 close_fds(frame.fds)
             send_frame(self._sock, FrameType.REPLY, body, fds)
             close_fds(fds)
 
-    def _build(self, request: BuildRequest, control: int) -> tuple[int, ...]:
+    def _build(self, request: BuildRequest, control: int, cgroup: int | None = None) -> tuple[int, ...]:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with here:
             # init makes its network namespace, the slowest part, while the mounts are made here.
             with there:
-                self._spawn("tree", control, there.fileno())
+                pid = self._spawn("tree", control, there.fileno())
+            if cgroup is not None:
+                _put_into_cgroup(pid, cgroup)
             setup = self._effective(request.setup)
             _tell(here, FrameType.SETUP, setup.body())
             with self._forge.tree(request.session, request.steps, request.shim_socket) as tree:
@@ -103,9 +108,10 @@ class Builder:
                 return tree.release_listener()
 
     def _effective(self, setup: Setup) -> Setup:
-        if not self._start.rootless:
-            return setup
-        flags = (setup.flags | SetupFlag.ROOTLESS) & ~SetupFlag.MEMFD_NOEXEC
+        flags = setup.flags | (SetupFlag.ROOTLESS if self._start.rootless else SetupFlag(0))
+        if self._start.rootless or not os.path.exists(_MEMFD_NOEXEC):
+            # The seccomp filter says the same, to everything but init itself.
+            flags &= ~SetupFlag.MEMFD_NOEXEC
         return replace(setup, flags=flags)
 
     def _spawn(self, mode: str, control: int, setup: int | None = None) -> int:
@@ -124,10 +130,25 @@ class Builder:
         return self._spawn("userns", control)
 
 
+def _put_into_cgroup(pid: int, cgroup: int) -> None:
+    """Before init has its set-up: it waits for that, and what it makes afterwards is in the cgroup, its own root."""
+    try:
+        os.write(cgroup, str(pid).encode("ascii"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StepFailed("put init into the cgroup of the Session", reason, "leave the limits out") from error
+
+
 def _tell(init: socket.socket, kind: FrameType, body: bytes, fds: Sequence[int] = ()) -> None:
     """An init that has failed has told the daemon why itself: that it no longer listens is not the reason."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         send_frame(init, kind, body, fds)
+
+
+def _failure(step: str, error: OSError) -> bytes:
+    """The body of a REPLY. What the error names is said too, unless it is a descriptor, which tells nobody anything."""
+    named = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
+    return reply_failure(f"{step}{named}", error.strerror or str(error), "see 'agenthost doctor'")
 
 
 def _above_low_descriptors(fd: int) -> int:
@@ -159,10 +180,7 @@ def _run(sock: socket.socket) -> None:
         enter_namespaces(start)
         builder = Builder(sock, start)
     except OSError as error:
-        body = reply_failure(
-            error.filename or "start the builder", error.strerror or str(error), "see 'agenthost doctor'"
-        )
-        send_frame(sock, FrameType.REPLY, body)
+        send_frame(sock, FrameType.REPLY, _failure("start the builder", error))
         return
     send_frame(sock, FrameType.REPLY, reply_ok())
     builder.serve()

@@ -215,15 +215,25 @@ class Launcher:
         return launcher
 
     async def build(
-        self, session: str, steps: Sequence[MountStep], setup: Setup, *, shim_socket: ViewPath | None = None
+        self,
+        session: str,
+        steps: Sequence[MountStep],
+        setup: Setup,
+        *,
+        shim_socket: ViewPath | None = None,
+        cgroup: int | None = None,
     ) -> Init:
-        """A tree of these steps with its own init, ready for commands. Raises `LaunchFailed`; nothing is left then."""
+        """A tree of these steps with its own init, ready for commands. Raises `LaunchFailed`; nothing is left then.
+
+        `cgroup` is the entrance of the cgroup that it shall be in; it stays the caller's.
+        """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         init = Init(FrameStream(here), f"{os.fsdecode(setup.hostname)} of Session {session}")
         try:
             with there:
                 request = BuildRequest(session, tuple(steps), setup, shim_socket)
-                fds = await self._ask(request.body(), [there.fileno()])
+                sent = [there.fileno()] if cgroup is None else [there.fileno(), cgroup]
+                fds = await self._ask(request.body(), sent)
             if fds:
                 init.shim_listener = socket.socket(fileno=fds[0])
             await init.ready()

@@ -24,6 +24,7 @@ _TIOCLINUX: Final = 0x541C
 _MFD_NOEXEC_SEAL: Final = 8
 _READ_IMPLIES_EXEC: Final = 0x0400000
 _AF_NETLINK: Final = 16
+_OTHER_NETLINK: Final = (9, 15)  # NETLINK_AUDIT, NETLINK_KOBJECT_UEVENT
 _OTHER_FAMILIES: Final = (0, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15)
 _FCHMODAT2: Final = 452
 
@@ -60,6 +61,10 @@ def _common() -> list[Rule]:
         rules.append(Rule(call, errno.EAFNOSUPPORT, (Argument(0, Compare.GREATER, _AF_NETLINK),)))
         for family in _OTHER_FAMILIES:
             rules.append(Rule(call, errno.EAFNOSUPPORT, (Argument(0, Compare.EQUAL, family),)))
+    for protocol in _OTHER_NETLINK:
+        # The host's device events reach every network namespace that the initial user namespace owns.
+        of_family = (Argument(0, Compare.EQUAL, _AF_NETLINK), *_masked(2, _LOW, protocol))
+        rules.append(Rule("socket", errno.EPROTONOSUPPORT, of_family))
     # A limit set on init from inside would end the environment or the view at its next descriptor.
     rules.append(Rule("prlimit64", arguments=_masked(0, _LOW, _INIT)))
     for command in (_TIOCSTI, _TIOCLINUX):
@@ -78,16 +83,16 @@ def _common() -> list[Rule]:
 
 
 @cache
-def environment_filter() -> bytes:
+def environment_filter(architecture: str | None = None) -> bytes:
     """For commands: what reaches beyond the environment fails, what a build or a debugger needs does not."""
-    return compile_filter(_common())
+    return compile_filter(_common(), architecture)
 
 
 @cache
-def view_filter() -> bytes:
+def view_filter(architecture: str | None = None) -> bytes:
     """For the Harness: besides, nothing may become executable that is not in the closure, and nothing be traced."""
     rules = _common()
     rules += [Rule(name) for name in _FORBIDDEN_IN_VIEW]
     rules.append(Rule("memfd_create", errno.EACCES, _masked(1, _MFD_NOEXEC_SEAL, 0)))
     rules.append(Rule("personality", arguments=_masked(0, _READ_IMPLIES_EXEC, _READ_IMPLIES_EXEC)))
-    return compile_filter(rules)
+    return compile_filter(rules, architecture)

@@ -36,9 +36,11 @@ from agenthost.launcher.pieces import (
     make_directory,
     make_file,
     make_link,
+    make_whiteout,
     put,
     remove_tree,
     tmpfs,
+    unmappable,
     write_files,
 )
 from agenthost.layout import ViewPath
@@ -116,7 +118,7 @@ class Forge:
     def __init__(self, attach: str, *, rootless: bool, spawn_user_namespace: Callable[[int], int]) -> None:
         self._rootless = rootless
         self._spawn_user_namespace = spawn_user_namespace
-        self._user_namespaces: dict[IdMap, int] = {}
+        self._user_namespaces: dict[tuple[str, IdMap], int] = {}
         base = tmpfs(0, mode=0o700, size=64 << 20)
         with closing(os.open(attach, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)) as at:
             move_mount(base, at)
@@ -133,6 +135,8 @@ class Forge:
                 umount2(f"/proc/self/fd/{self._base}/{session}/{key[1]}", MNT_DETACH)
         with contextlib.suppress(FileNotFoundError):
             remove_tree(self._base, session)
+        for mapped in [mapped for mapped in self._user_namespaces if mapped[0] == session]:
+            os.close(self._user_namespaces.pop(mapped))
 
     @contextlib.contextmanager
     def tree(self, session: str, steps: Sequence[MountStep], shim_socket: ViewPath | None) -> Iterator[Tree]:
@@ -161,7 +165,7 @@ class Forge:
             case Directory():
                 put(ground, name, make_directory)
             case Bind():
-                fd = self._bind(step)
+                fd = self._bind(session, step)
                 self._attach(tree, step, fd, grounds, None)
             case Private():
                 fd = self._private(session, step)
@@ -195,7 +199,7 @@ class Forge:
             put(ground, name, make_directory if directory else make_file)
         grounds.append((step.target, own_ground))
 
-    def _bind(self, step: Bind) -> int:
+    def _bind(self, session: str, step: Bind) -> int:
         with closing(openat2(0, step.source, os.O_PATH, resolve=NO_LINKS)) as source:
             if step.identity is not None:
                 found = os.fstat(source)
@@ -208,15 +212,33 @@ class Forge:
             if step.idmap is None:
                 mount_setattr(fd, set_=attributes, propagation=MS_PRIVATE)
             else:
-                namespace = self._user_namespace(step.idmap)
-                mount_setattr(fd, set_=attributes | MOUNT_ATTR_IDMAP, propagation=MS_PRIVATE, userns_fd=namespace)
+                self._map_ids(session, step, fd, attributes, step.idmap)
         except BaseException:
             os.close(fd)
             raise
         return fd
 
-    def _user_namespace(self, idmap: IdMap) -> int:
-        if idmap not in self._user_namespaces:
+    def _map_ids(self, session: str, step: Bind, fd: int, attributes: int, idmap: IdMap) -> None:
+        """All of the mounts or none: one that stayed unmapped would show other owners than the rest."""
+        namespace = self._user_namespace(session, idmap)
+        try:
+            mount_setattr(fd, set_=attributes | MOUNT_ATTR_IDMAP, propagation=MS_PRIVATE, userns_fd=namespace)
+        except OSError as error:
+            # EINVAL: a filesystem without id-mapped mounts. EPERM: a mount that has a map already.
+            if error.errno not in (errno.EINVAL, errno.EPERM):
+                raise
+            place, filesystem = unmappable(step.source, namespace) or (step.source, "unknown filesystem")
+            raise StepFailed(
+                f"{step.describe()} at {step.target}",
+                f"{place} is a mount ({filesystem}) that cannot show its owner's files as the Session's"
+                f" (mount_setattr: {error.strerror})",
+                f"run agenthost as the owner (uid {idmap.disk_uid}), unmount it, or use a workspace on ext4, xfs, btrfs"
+                " or tmpfs",
+            ) from error
+
+    def _user_namespace(self, session: str, idmap: IdMap) -> int:
+        """The Session's, whose uid no other has: kept until it ends."""
+        if (session, idmap) not in self._user_namespaces:
             here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with here:
                 with there:
@@ -225,8 +247,9 @@ class Forge:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "make a user namespace for an id map")
                 privileges.write_proc(f"/proc/{pid}/uid_map", single_owner(idmap.disk_uid, idmap.uid))
                 privileges.write_proc(f"/proc/{pid}/gid_map", single_owner(idmap.disk_gid, idmap.gid))
-                self._user_namespaces[idmap] = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        return self._user_namespaces[idmap]
+                namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+                self._user_namespaces[session, idmap] = namespace
+        return self._user_namespaces[session, idmap]
 
     def _private(self, session: str, step: Private) -> int:
         def make() -> int:
@@ -251,17 +274,21 @@ class Forge:
         return self._filled(session, step.name, fill)
 
     def _overlay(self, session: str, step: Overlay) -> int:
-        opaque = f"{'user' if self._rootless else 'trusted'}.overlay.opaque"
-
         def fill(place: int) -> None:
             for name, files in step.opaque.items():
                 put(place, name, make_directory)
                 with closing(openat2(place, name, os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)) as directory:
                     write_files(directory, files)
-                    os.setxattr(directory, opaque, b"y")
             write_files(place, step.files)
 
+        def wipe(place: int) -> None:
+            # A whiteout ends the search for what lies below it. The opaque attribute would say the same, but a tmpfs
+            # has had attributes of an unprivileged user's own only since Linux 6.6.
+            for name in step.opaque:
+                put(place, name, make_whiteout)
+
         top = self._filled(session, step.name, fill)
+        middle = self._filled(session, f"{step.name}-whiteouts", wipe)
         with contextlib.ExitStack() as stack:
             match step.below:
                 case Bind(source):
@@ -276,7 +303,7 @@ class Forge:
                 # What the world says in its own xattrs must not lead anywhere.
                 fsconfig_set_string(fs, "redirect_dir", "nofollow")
                 fsconfig_set_string(fs, "metacopy", "off")
-            fsconfig_set_string(fs, "lowerdir", f"/proc/self/fd/{top}:/proc/self/fd/{below}")
+            fsconfig_set_string(fs, "lowerdir", ":".join(f"/proc/self/fd/{layer}" for layer in (top, middle, below)))
             fsconfig_create(fs)
             return fsmount(fs, _INERT | MOUNT_ATTR_NOEXEC | MOUNT_ATTR_RDONLY)
 
@@ -343,6 +370,4 @@ class Forge:
 
 def _explain(error: OSError) -> tuple[str, str]:
     reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-    if error.errno == errno.EINVAL and "mount_setattr" in str(error.filename):
-        return reason, "its filesystem may not support id-mapped mounts: move it to ext4, xfs, btrfs or tmpfs"
     return reason, "see 'agenthost doctor'"

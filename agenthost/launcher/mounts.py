@@ -94,7 +94,7 @@ class Content:
 class Overlay:
     """A directory of the world under a read-only layer of ours, whose opaque directories and files hide what is below.
 
-    The mask cannot be lifted by renaming below (overlayfs: an opaque directory of the top layer is all that is seen).
+    The mask cannot be lifted by renaming below: a whiteout under it ends the search for what lies there (overlayfs).
     `below` is what would stand at the target without the overlay; submounts of a bind are not seen through it.
     """
 

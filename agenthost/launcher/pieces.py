@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Final
 
-from agenthost.layout import ViewPath
+from agenthost.layout import ViewPath, overlaps
 from agenthost.linux.syscalls import (
     AT_EMPTY_PATH,
+    AT_FDCWD,
     AT_RECURSIVE,
+    MOUNT_ATTR_IDMAP,
     MOUNT_ATTR_NOEXEC,
     MOUNT_ATTR_NOSUID,
     MS_PRIVATE,
@@ -30,6 +34,8 @@ from agenthost.linux.syscalls import (
     openat2,
 )
 
+_LEAST_INODES: Final = 4096
+
 NO_LINKS: Final = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
 
 
@@ -43,9 +49,10 @@ def closing(fd: int) -> Iterator[int]:
 
 
 def tmpfs(attributes: int, *, mode: int, size: int, uid: int = 0, gid: int = 0) -> int:
-    """A detached tmpfs of at most `size` bytes (tmpfs(5))."""
+    """A detached tmpfs of at most `size` bytes (tmpfs(5)), and a file for each page of them: names cost memory too."""
     with closing(fsopen("tmpfs")) as fs:
         fsconfig_set_string(fs, "size", str(size))
+        fsconfig_set_string(fs, "nr_inodes", str(max(size >> 12, _LEAST_INODES)))
         fsconfig_set_string(fs, "mode", f"{mode:o}")
         if (uid, gid) != (0, 0):
             fsconfig_set_string(fs, "uid", str(uid))
@@ -72,6 +79,27 @@ def clone_of(fd: int, attributes: int) -> int:
         os.close(clone)
         raise
     return clone
+
+
+def unmappable(source: str, namespace: int) -> tuple[str, str] | None:
+    """The first mount at or below `source` that takes no id map, and its filesystem: proc_pid_mountinfo(5)."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts = [line.split(" ") for line in file]
+    inside = [fields for fields in mounts if overlaps(source, _unescaped(fields[4]))]
+    # The one that `source` lies on is the last, and deepest, of those above it.
+    above = [fields for fields in inside if len(_unescaped(fields[4])) <= len(source)]
+    for fields in [*above[-1:], *(fields for fields in inside if fields not in above)]:
+        place = source if fields in above else _unescaped(fields[4])
+        with closing(open_tree(AT_FDCWD, place, OPEN_TREE_CLONE)) as clone:
+            try:
+                mount_setattr(clone, set_=MOUNT_ATTR_IDMAP, userns_fd=namespace, recursive=False)
+            except OSError:
+                return place, fields[fields.index("-") + 1]
+    return None
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def ground_of(grounds: Sequence[tuple[ViewPath, int | None]], target: ViewPath) -> tuple[int | None, str]:
@@ -114,6 +142,11 @@ def make_file(at: int, name: str) -> None:
     """An empty file, unless the name is taken."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=at))
+
+
+def make_whiteout(at: int, name: str) -> None:
+    """What overlayfs takes for "nothing here": device 0:0, which anybody may make (Linux 5.8)."""
+    os.mknod(name, stat.S_IFCHR, 0, dir_fd=at)
 
 
 def make_content(content: bytes, at: int, name: str) -> None:

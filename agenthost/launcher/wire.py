@@ -1,6 +1,6 @@
 """What daemon and builder say to each other, over one socket: REQUEST and REPLY frames with a JSON body.
 
-build    steps and set-up of one tree, with init's end of the control socket -> ok, with the shim listener; or failure
+build    steps and set-up of one tree, with the descriptors of `BuildRequest` -> ok, with the shim listener; or failure
 forget   a Session, whose private mounts end -> ok
 """
 
@@ -19,7 +19,11 @@ from agenthost.wire import Setup
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """One tree and its init. The one descriptor that comes with it is init's end of the control socket."""
+    """One tree and its init.
+
+    The descriptors that come with it: init's end of the control socket and, when there are limits, the entrance of the
+    cgroup that init belongs into.
+    """
 
     session: str
     steps: tuple[MountStep, ...]

@@ -21,6 +21,9 @@ _ACT_ERRNO: Final = 0x00050000
 _ATTRIBUTE_BAD_ARCHITECTURE: Final = 2
 _UNKNOWN_SYSCALL: Final = -1
 
+ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""AUDIT_ARCH_* (linux/audit.h) by the machine's name in uname(2): the architectures that a view exists on."""
+
 
 class Compare(IntEnum):
     """scmp_compare"""
@@ -71,6 +74,8 @@ def _library() -> ctypes.CDLL:
     library.seccomp_init.argtypes = (ctypes.c_uint32,)
     library.seccomp_release.argtypes = (ctypes.c_void_p,)
     library.seccomp_attr_set.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32)
+    library.seccomp_arch_add.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+    library.seccomp_arch_remove.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
     library.seccomp_rule_add_array.argtypes = (
         ctypes.c_void_p,
         ctypes.c_uint32,
@@ -82,12 +87,17 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def compile_filter(rules: Iterable[Rule]) -> bytes:
+def compile_filter(rules: Iterable[Rule], architecture: str | None = None) -> bytes:
     """The filter as an array of struct sock_filter: what no rule names is allowed.
 
-    System calls of another architecture than this one (i386 and x32 on x86-64) fail with ENOSYS. Raises `HostUnfit`
-    without libseccomp, `OSError` when it refuses a rule.
+    `architecture` is a key of `ARCHITECTURES`, by default this machine's. System calls of any other one (i386 and x32
+    on x86-64) fail with ENOSYS; a rule for a call that the architecture does not have is none. Raises `HostUnfit`
+    without libseccomp or on another machine, `OSError` when libseccomp refuses a rule.
     """
+    here = os.uname().machine
+    wanted = here if architecture is None else architecture
+    if not {here, wanted} <= ARCHITECTURES.keys():
+        raise HostUnfit(f"there is no filter for {wanted}", remedy=f"use one of {', '.join(ARCHITECTURES)}")
     library = _library()
     context = library.seccomp_init(_ACT_ALLOW)
     if not context:
@@ -97,6 +107,10 @@ def compile_filter(rules: Iterable[Rule]) -> bytes:
             library.seccomp_attr_set(context, _ATTRIBUTE_BAD_ARCHITECTURE, _ACT_ERRNO | errno.ENOSYS),
             "seccomp_attr_set",
         )
+        if wanted != here:
+            # Before the first rule: each is translated to the architectures that are there when it is added.
+            _done(library.seccomp_arch_add(context, ARCHITECTURES[wanted]), f"seccomp_arch_add {wanted}")
+            _done(library.seccomp_arch_remove(context, ARCHITECTURES[here]), f"seccomp_arch_remove {here}")
         for rule in rules:
             _add(library, context, rule)
         return _export(library, context)

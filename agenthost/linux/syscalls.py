@@ -21,6 +21,7 @@ _FSCONFIG: Final = 431
 _FSMOUNT: Final = 432
 _OPENAT2: Final = 437
 _MOUNT_SETATTR: Final = 442
+_LANDLOCK_CREATE_RULESET: Final = 444
 
 AT_FDCWD: Final = -100
 AT_EMPTY_PATH: Final = 0x1000
@@ -160,3 +161,16 @@ def mount(source: str, target: str, filesystem: str | None, flags: int) -> None:
 def umount2(target: str, flags: int) -> None:
     """umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), f"umount {target}")
+
+
+def filesystem_type(path: str | os.PathLike[str]) -> int:
+    """statfs(2): the magic number of the filesystem (linux/magic.h). `f_type` is the first word on 64-bit machines."""
+    found = (ctypes.c_long * 64)()
+    _check(_libc.statfs(os.fsencode(path), ctypes.byref(found)), f"statfs {os.fspath(path)}")
+    return int(found[0]) & 0xFFFFFFFF
+
+
+def landlock_version() -> int:
+    """landlock_create_ruleset(2) with LANDLOCK_CREATE_RULESET_VERSION, Linux 5.13."""
+    size, flags = ctypes.c_size_t(0), ctypes.c_uint(1)
+    return _check(_syscall(_LANDLOCK_CREATE_RULESET, None, size, flags), "landlock_create_ruleset")

@@ -12,14 +12,14 @@ import prctl
 import pytest
 
 from tests.leaks import Held
-from tests.needs import require
+from tests.needs import ROOT, require
 from tests.view.codex_rig import codex_user
 from tests.view.rig import Bench, Daemon, Session, eventually, root_mode, rootless_mode
 
 __all__ = ["codex_user"]
 
 HERE = Path(__file__).parent
-SOURCES = ("probe.c", "probe_files.c", "probe_programs.c", "probe_attempts.c")
+SOURCES = ("probe.c", *sorted(str(path) for path in (ROOT / "shims").glob("attack_*.c")), str(ROOT / "shims/wire.c"))
 WARNINGS = [
     "-Wall",
     "-Wextra",

@@ -85,6 +85,9 @@ class Driver:
     async def idle(self) -> dict[str, Any]:
         return {}
 
+    async def recovered(self) -> dict[str, Any]:
+        return {"findings": [[one.name, one.found, one.outcome] for one in self.host.recovered]}
+
     async def close(self, session: str) -> dict[str, Any]:
         _, stack = self.open_sessions.pop(session)
         await stack.aclose()
@@ -312,12 +315,12 @@ def _sink(kind: str, size: int, stack: contextlib.ExitStack) -> tuple[int, Calla
     raise ValueError(kind)
 
 
-async def main(state_dir: str) -> None:
+async def main(state_dir: str, *how: str) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     tasks: set[asyncio.Task[None]] = set()
-    async with AgentHost(Path(state_dir)) as host:
+    async with AgentHost(Path(state_dir), exclusive="shared" not in how) as host:
         driver = Driver(host)
 
         async def serve(line: bytes) -> None:
@@ -335,4 +338,4 @@ async def main(state_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

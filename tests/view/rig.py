@@ -98,11 +98,19 @@ class Mode:
 class Daemon:
     """A running driver."""
 
-    def __init__(self, mode: Mode, state: Path, *, before: Sequence[str] = (), stderr: int | None = None) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        state: Path,
+        *,
+        before: Sequence[str] = (),
+        stderr: int | None = None,
+        shared: bool = False,
+    ) -> None:
         self.mode = mode
         self.state = state
         self._process = subprocess.Popen(
-            [*before, *mode.command(state)],
+            [*before, *mode.command(state), *(["shared"] if shared else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -309,9 +317,11 @@ class Bench:
         return [str(self.probe.parent), self.probe.name]
 
     @contextmanager
-    def daemon(self, state: Path | None = None, *, before: Sequence[str] = ()) -> Iterator[Daemon]:
-        """A daemon that must end well, and leave no process."""
-        daemon = Daemon(self.mode, state or self.state(), before=before)
+    def daemon(
+        self, state: Path | None = None, *, before: Sequence[str] = (), shared: bool = False
+    ) -> Iterator[Daemon]:
+        """A daemon that must end well, and leave no process. `shared`: it lets others into its state directory."""
+        daemon = Daemon(self.mode, state or self.state(), before=before, shared=shared)
         try:
             yield daemon
             assert daemon.close() == 0

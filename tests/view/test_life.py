@@ -199,12 +199,12 @@ class TestSessionsAgain:
 
 
 def test_a_session_that_is_open_in_another_daemon_is_refused(bench: Bench) -> None:
-    with bench.daemon() as one:
+    with bench.daemon(shared=True) as one:
         session = bench.open(one)
-        with bench.daemon(one.state) as other, pytest.raises(Refused, match="StateUnusable"):
+        with bench.daemon(one.state, shared=True) as other, pytest.raises(Refused, match="StateUnusable"):
             bench.open(other, session.workspace, session=session.id)
         session.close()
-        with bench.daemon(one.state) as other:
+        with bench.daemon(one.state, shared=True) as other:
             again = bench.open(other, session.workspace, session=session.id)
             again.close()
 

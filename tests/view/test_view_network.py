@@ -94,7 +94,8 @@ def test_two_views_do_not_reach_each_other(bench: Bench, daemon: Daemon, session
     running = other.start(["connect", "127.0.0.1", "17101"], ["say", "ready"], ["wait"])
     running.until("connect 127.0.0.1 17101=ok")
     running.until("ready")
-    result = session.run(["connect", "127.0.0.1", "17101"], ["ls", "/proc"])
+    # Once a command was served the gateway has started, and closed what it does not serve.
+    result = session.run(["spawn", "/bin/bash", "-c", "true"], ["connect", "127.0.0.1", "17101"], ["ls", "/proc"])
     running.stop()
     running.wait()
     other.close()

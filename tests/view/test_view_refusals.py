@@ -22,8 +22,8 @@ def fresh(bench: Bench) -> Iterator[Daemon]:
         yield daemon
         assert daemon.children() == {}
         assert daemon.descriptors() == descriptors
-        # Digests of what it looked at may be kept there, and nothing else.
-        assert not daemon.state.exists() or {path.name for path in daemon.state.iterdir()} <= {"digests.json"}
+        # Its lock, and digests of what it looked at.
+        assert {path.name for path in daemon.state.iterdir()} <= {"lock", "codex-digests.json"}
 
 
 def refused(daemon: Daemon, workspace: Path | None, **request: Any) -> Refused:
@@ -156,14 +156,14 @@ class TestState:
         state.mkdir()
         bench.give(state, bench.mode.uid)
         state.chmod(mode)
-        with bench.daemon(state) as daemon:
+        with bench.daemon(state, shared=True) as daemon:
             assert refused(daemon, bench.workspace(), harness=bench.harness()).type == "StateUnusable"
             assert daemon.children() == {}
 
     def test_one_that_cannot_be_made(self, bench: Bench) -> None:
         file = bench.directory("file") / "file"
         file.touch()
-        with bench.daemon(file / "state") as daemon:
+        with bench.daemon(file / "state", shared=True) as daemon:
             assert refused(daemon, bench.workspace(), harness=bench.harness()).type == "StateUnusable"
             assert daemon.children() == {}
 

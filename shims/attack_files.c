@@ -11,7 +11,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "probe.h"
+#include "attack.h"
 
 extern char **environ;
 

@@ -25,8 +25,8 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include "../../shims/kernel.h"
-#include "probe.h"
+#include "kernel.h"
+#include "attack.h"
 
 enum {
     NR_PIDFD_SEND_SIGNAL = 424,
@@ -42,7 +42,7 @@ enum {
     NR_OPEN_TREE_ATTR = 467,
 };
 
-static int done(long result)
+int done(long result)
 {
     return result < 0 ? -errno : 0;
 }
@@ -262,97 +262,6 @@ static int read_implies_exec(void) { return done(personality(READ_IMPLIES_EXEC))
 static int read_implies_exec_32(void) { return done(personality(PER_LINUX32 | READ_IMPLIES_EXEC)); }
 static int ask_personality(void) { return done(personality(0xffffffff)); }
 
-static int own_terminal(unsigned long command)
-{
-    char path[32];
-    int zero = 0;
-    unsigned number = 0;
-    int main_end = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
-    /* As a system call: the type of ioctl's command differs from libc to libc. */
-    if (main_end < 0 || syscall(SYS_ioctl, main_end, 0x40045431ul /* TIOCSPTLCK */, &zero) != 0 ||
-        syscall(SYS_ioctl, main_end, 0x80045430ul /* TIOCGPTN */, &number) != 0)
-        return -EIO;
-    snprintf(path, sizeof path, "/dev/pts/%u", number);
-    int fd = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0 || setsid() < 0 || ioctl(fd, TIOCSCTTY, 0) != 0)
-        return -EIO;
-    char text[64] = "x";
-    return done(syscall(SYS_ioctl, fd, command, text));
-}
-
-static int terminal_size(void) { return own_terminal(TIOCGWINSZ); }
-static int terminal_input(void) { return own_terminal(TIOCSTI); }
-static int terminal_input_high(void) { return own_terminal(0xdead00000000ul | TIOCSTI); }
-static int terminal_linux(void) { return own_terminal(0x541C /* TIOCLINUX */); }
-
-/* In the working directory: files with the set-user-ID bit. */
-static const char victim[] = "probe-victim";
-
-static int make_victim(void)
-{
-    int fd = open(victim, O_RDWR | O_CREAT | O_CLOEXEC, 0755);
-    if (fd < 0)
-        _exit(ENOTDIR); /* no attempt's own answer */
-    return fd;
-}
-
-static int chmod_plain(void)
-{
-    close(make_victim());
-    return done(syscall(SYS_fchmodat, AT_FDCWD, victim, 0700));
-}
-#ifdef SYS_chmod
-static int chmod_setuid(void)
-{
-    close(make_victim());
-    return done(syscall(SYS_chmod, victim, 04755));
-}
-static int creat_setuid(void) { return done(syscall(SYS_creat, "probe-setuid", 04755)); }
-static int open_setuid(void)
-{
-    return done(syscall(SYS_open, "probe-setuid", O_CREAT | O_WRONLY | O_CLOEXEC, 04755));
-}
-static int mknod_setuid(void) { return done(syscall(SYS_mknod, "probe-setuid", S_IFREG | 04755, 0)); }
-#endif
-static int fchmod_setuid(void) { return done(fchmod(make_victim(), 04755)); }
-static int fchmodat_setuid(void)
-{
-    close(make_victim());
-    return done(syscall(SYS_fchmodat, AT_FDCWD, victim, 04755));
-}
-static int fchmodat2_setuid(void)
-{
-    close(make_victim());
-    return done(syscall(NR_FCHMODAT2, AT_FDCWD, victim, 04755, 0));
-}
-static int openat_setuid(void)
-{
-    return done(syscall(SYS_openat, AT_FDCWD, "probe-setuid", O_CREAT | O_WRONLY | O_CLOEXEC, 04755));
-}
-static int tmpfile_setuid(void)
-{
-    return done(syscall(SYS_openat, AT_FDCWD, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 04755));
-}
-static int mknodat_setuid(void)
-{
-    return done(syscall(SYS_mknodat, AT_FDCWD, "probe-setuid", S_IFREG | 04755, 0));
-}
-static int set_capability(void)
-{
-    /* struct vfs_cap_data, revision 2: CAP_SETUID, effective */
-    static const uint32_t value[5] = {0x02000001, 1u << 7, 0, 0, 0};
-    close(make_victim());
-    return done(setxattr(victim, "security.capability", value, sizeof value, 0));
-}
-static int make_fifo(void)
-{
-    int result = done(mkfifo("probe-fifo", 0600));
-    unlink("probe-fifo");
-    return result;
-}
-static int make_character(void) { return done(mknod("probe-device", S_IFCHR | 0666, makedev(1, 3))); }
-static int make_block(void) { return done(mknod("probe-device", S_IFBLK | 0666, makedev(254, 0))); }
-
 static int set_uid(void) { return done(setresuid(0, 0, 0)); }
 static int set_gid(void) { return done(setresgid(0, 0, 0)); }
 static int set_groups(void)
@@ -396,13 +305,7 @@ static int call_i386(void)
 static int call_x32(void) { return done(syscall(0x40000000 | 39 /* getpid */)); }
 #endif
 
-struct attempt {
-    const char *name;
-    int (*function)(void);
-};
-
-#define TRY(name) {#name, name}
-static const struct attempt attempts[] = {
+const struct attempt attempts_of_calls[] = {
     TRY(unshare_user), TRY(unshare_mount), TRY(unshare_pid), TRY(unshare_net), TRY(unshare_ipc), TRY(unshare_uts),
     TRY(unshare_cgroup), TRY(unshare_time), TRY(unshare_user_high), TRY(unshare_files),
     TRY(clone_user), TRY(clone_mount), TRY(clone_pid), TRY(clone_net), TRY(clone_ipc), TRY(clone_uts),
@@ -423,57 +326,11 @@ static const struct attempt attempts[] = {
     TRY(io_uring_register), TRY(user_faults), TRY(perf),
     TRY(memfd_plain), TRY(memfd_executable), TRY(memfd_sealed),
     TRY(read_implies_exec), TRY(read_implies_exec_32), TRY(ask_personality),
-    TRY(terminal_size), TRY(terminal_input), TRY(terminal_input_high), TRY(terminal_linux),
-    TRY(chmod_plain), TRY(fchmod_setuid), TRY(fchmodat_setuid), TRY(fchmodat2_setuid), TRY(openat_setuid),
-    TRY(tmpfile_setuid), TRY(mknodat_setuid), TRY(set_capability), TRY(make_fifo), TRY(make_character),
-    TRY(make_block),
     TRY(set_uid), TRY(set_gid), TRY(set_groups), TRY(raise_core), TRY(set_host_name), TRY(kernel_log), TRY(restart),
     TRY(account), TRY(swap), TRY(load_module), TRY(load_kernel), TRY(quota),
     TRY(map_zero), TRY(map_anonymous),
-#ifdef SYS_chmod
-    TRY(chmod_setuid), TRY(creat_setuid), TRY(open_setuid), TRY(mknod_setuid),
-#endif
 #if defined(__x86_64__)
     TRY(call_i386), TRY(call_x32),
 #endif
+    {NULL, NULL},
 };
-
-static void run(const struct attempt *chosen)
-{
-    int status;
-    char text[32];
-    fflush(stdout);
-    pid_t pid = fork();
-    if (pid == 0) {
-        alarm(5);
-        _exit(-chosen->function());
-    }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid) {
-        tell_error(chosen->name, NULL, errno);
-        return;
-    }
-    unlink(victim);
-    unlink("probe-setuid");
-    unlink("probe-device");
-    if (WIFSIGNALED(status))
-        snprintf(text, sizeof text, "signal %d", WTERMSIG(status));
-    else
-        snprintf(text, sizeof text, "%s", WEXITSTATUS(status) == 0 ? "ok" : errno_name(WEXITSTATUS(status)));
-    tell("try", chosen->name, text);
-}
-
-bool attempt(const char *name)
-{
-    for (size_t i = 0; i < sizeof attempts / sizeof *attempts; i++)
-        if (strcmp(attempts[i].name, name) == 0) {
-            run(&attempts[i]);
-            return true;
-        }
-    return false;
-}
-
-void attempt_all(void)
-{
-    for (size_t i = 0; i < sizeof attempts / sizeof *attempts; i++)
-        run(&attempts[i]);
-}

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "probe.h"
+#include "attack.h"
 
 extern char **environ;
 
@@ -135,7 +135,7 @@ static void try_memfd(const char *name, unsigned flags)
 }
 
 /* Receives a descriptor on descriptor 0, a socket or, with a path, on a socket at that path. */
-static int receive_descriptor(int socket)
+int receive_descriptor(int socket)
 {
     char byte;
     union {
@@ -161,24 +161,43 @@ int unix_socket(const char *path, struct sockaddr_un *address)
     return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 }
 
+int connect_unix(const char *path)
+{
+    struct sockaddr_un address;
+    int fd = unix_socket(path, &address);
+    for (int i = 0; connect(fd, (struct sockaddr *)&address, sizeof address) != 0; i++) {
+        if (i == 500)
+            give_up("nobody listens");
+        usleep(10000);
+    }
+    return fd;
+}
+
 static void execute_received(const char *path)
 {
-    int from = 0;
-    struct sockaddr_un address;
-    if (path != NULL) {
-        from = unix_socket(path, &address);
-        for (int i = 0; connect(from, (struct sockaddr *)&address, sizeof address) != 0; i++) {
-            if (i == 500)
-                give_up("nobody sends a descriptor");
-            usleep(10000);
-        }
-    }
+    int from = path == NULL ? 0 : connect_unix(path);
     int fd = receive_descriptor(from);
     if (fd < 0)
         give_up("no descriptor came");
     tell_run("received", "execveat", run_descriptor, &fd);
     tell_run("received", "execve", run_proc_descriptor, &fd);
     close(fd);
+}
+
+bool send_descriptor(int socket, int fd)
+{
+    char byte = 0;
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.room = {0}};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
+    control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    return sendmsg(socket, &message, 0) == 1;
 }
 
 /* Gives its own program, open for reading, to whoever connects to `path`, once. */
@@ -191,18 +210,7 @@ static void send_self(const char *path)
         give_up("cannot listen");
     int connection = accept(listener, NULL, NULL);
     int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-    char byte = 0;
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {.room = {0}};
-    struct iovec part = {&byte, 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    message.msg_control = &control;
-    message.msg_controllen = sizeof control;
-    control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-    if (sendmsg(connection, &message, 0) != 1)
+    if (!send_descriptor(connection, fd))
         give_up("cannot send a descriptor");
     unlink(path);
 }
