@@ -188,9 +188,9 @@ static void allow(int ruleset, const char *path, uint64_t access)
     close(fd);
 }
 
-/* A directory's descriptor leads into the tree that it was opened in. Shims and sockets carry descriptors between view and
- * environment, where they outlive the view, and with the Session home's the environment would write the next launch's
- * configuration. What does not lie below this tree's own root can only be read. */
+/* A directory's descriptor leads into the tree that it was opened in. Shims and sockets carry descriptors between view
+ * and environment, where they outlive the view, and with the Session home's the environment would write the next
+ * launch's configuration. What does not lie below this tree's own root can only be read. */
 static void restrict_files(const struct setup *setup)
 {
     bool guards_execution = (setup->flags & SETUP_LANDLOCK) != 0;
@@ -216,6 +216,12 @@ static void restrict_files(const struct setup *setup)
         fail("make a Landlock ruleset");
     if (own != 0)
         allow(ruleset, "/", own);
+    if (guards_writing) {
+        /* What descriptors 0 to 2 often are: a command may open them again, by /dev/stdout. View and environment share
+         * these two, the terminals for the Session alone, and neither holds a file. */
+        allow(ruleset, "/dev/pts", KERNEL_LANDLOCK_ACCESS_FS_WRITE_FILE);
+        allow(ruleset, "/dev/null", KERNEL_LANDLOCK_ACCESS_FS_WRITE_FILE);
+    }
     for (char *const *executable = setup->executables; guards_execution && *executable != NULL; executable++)
         allow(ruleset, *executable, KERNEL_LANDLOCK_ACCESS_FS_EXECUTE);
     if (syscall(KERNEL_LANDLOCK_RESTRICT_SELF, ruleset, 0u) != 0)

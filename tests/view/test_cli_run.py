@@ -267,3 +267,17 @@ def test_the_key_is_in_no_argument_file_or_output(
 def holding(text: str, *trees: Path) -> Sequence[Path]:
     files = [path for tree in trees for path in tree.rglob("*") if path.is_file() and not path.is_symlink()]
     return [path for path in files if text.encode() in path.read_bytes()]
+
+
+def test_a_command_with_a_terminal_knows_it_by_name(
+    codex_163: Path, workspace: Path, state_dir: Path, tmp_path: Path
+) -> None:
+    """The terminal is one of the view's, and what a descriptor names can be opened again by /dev/stdout."""
+    commands = "tty; echo out > /dev/stdout; echo err > /dev/stderr; echo both | tee /dev/stderr; echo own > /dev/tty"
+    source = f"text((await tools.exec_command({{cmd: {json.dumps(commands)}, tty: true}})).output);"
+    file = script(tmp_path / "terminal.json", {"code": source}, {"say": "done"})
+    process = run("--scripted", file, "--json", "x", codex=codex_163, workspace=workspace, state_dir=state_dir)
+    (item,) = items(process.stdout, "command_execution")
+    name, *lines = str(item["aggregated_output"]).split()
+    assert re.fullmatch(r"/dev/pts/\d+", name)
+    assert lines == ["out", "err", "both", "both", "own"]
