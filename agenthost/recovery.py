@@ -169,9 +169,9 @@ def _look(layout: StateLayout, sessions: RootDir, name: str, kind: os.stat_resul
     own_directory = stat.S_ISDIR(kind.st_mode) and kind.st_uid == os.geteuid()
     if not own_directory or not (temporary or SESSION_ID.fullmatch(name)):
         return Finding(where, "not what agenthost puts there", "left")
-    if not temporary and _is_there(sessions, f"{name}/{RECORD}") and not _is_there(sessions, f"{name}/{OPENED}"):
-        return None
     try:
+        if not temporary and _is_settled(sessions, name):
+            return None
         with _locked(layout, name, patience_s=0):
             if not temporary:
                 return _settle(layout, sessions, name, dry_run=dry_run)
@@ -187,12 +187,10 @@ def _look(layout: StateLayout, sessions: RootDir, name: str, kind: os.stat_resul
         return Finding(where, f"in the way of its own removal ({error.filename}: {error.strerror})", "left")
 
 
-def _is_there(sessions: RootDir, path: str) -> bool:
-    try:
-        os.stat(path, dir_fd=sessions.fileno(), follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+def _is_settled(sessions: RootDir, name: str) -> bool:
+    """Recorded, not marked as open, and nothing half written: a look without the Session's lock."""
+    names = sessions.names(name)
+    return RECORD in names and OPENED not in names and not any(map(_TEMPORARY_NAME.fullmatch, names))
 
 
 def _settle(layout: StateLayout, sessions: RootDir, name: str, *, dry_run: bool) -> Finding | None:
@@ -205,7 +203,10 @@ def _settle(layout: StateLayout, sessions: RootDir, name: str, *, dry_run: bool)
                 discard(sessions, name)
             return Finding(where, "a Session that was not made yet", "removed")
         if not session.exists(OPENED):
-            return None
+            half = [entry for entry in session.names() if _TEMPORARY_NAME.fullmatch(entry)]
+            for entry in [] if dry_run else half:
+                session.remove(entry)
+            return Finding(where, "a Session that was being opened", "settled") if half else None
         if not dry_run:
             cgroup = remove_left(layout.session(name))
             removed = list(_remainders(session))

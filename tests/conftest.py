@@ -145,9 +145,12 @@ def workspace(make_workspace: MakeWorkspace) -> Path:
 
 
 @pytest.fixture
-def state_dir(tmp_path: Path) -> Path:
+def state_dir(tmp_path: Path) -> Iterator[Path]:
     """Where a state directory can be made. What an idle one must not hold is a failure of the test that left it."""
-    return tmp_path / "state"
+    path = tmp_path / "state"
+    yield path
+    # pytest removes what it keeps by a recursion that ends in trees as deep as some homes here are.
+    subprocess.run(["rm", "-rf", "--", path], check=True)
 
 
 @pytest.fixture(scope="session")

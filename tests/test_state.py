@@ -273,6 +273,14 @@ class TestRecovery:
         assert everything(made.root) == before
         assert recover(made, alone=False) == said
 
+    def test_what_was_half_written_in_a_session_that_nobody_has_open_is_removed(self, made: StateLayout) -> None:
+        directory = make_session(made, "cut")
+        (directory / TEMPORARY).write_text("{")
+        before = {path.name for path in directory.iterdir()} - {TEMPORARY}
+        assert recover(made, alone=False) == (Finding("sessions/cut", "a Session that was being opened", "settled"),)
+        assert {path.name for path in directory.iterdir()} == before
+        assert recover(made, alone=False) == ()
+
     def test_a_session_is_recovered_before_it_is_opened(self, made: StateLayout) -> None:
         directory = make_session(made, "cut", opened=True)
         other = make_session(made, "other", opened=True)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -92,9 +93,8 @@ def main(
     for line in sys.stdin:
         fault = json.loads(line)
         log.write_bytes(b"")
-        python.write_text(
-            f'#!/bin/sh\nexec {faults} {fault["process"]} {fault["number"]} {fault["errno"]} {log} {interpreter} "$@"\n'
-        )
+        words = [faults, fault["process"], fault["number"], fault["errno"], log, interpreter]
+        python.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n')
         python.chmod(0o755)
         sys.executable = str(python)
         before = held(state)
