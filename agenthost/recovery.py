@@ -78,8 +78,8 @@ def recover(layout: StateLayout, *, alone: bool, dry_run: bool = False) -> tuple
                 found += [] if finding is None else [finding]
             if not dry_run:
                 _await_end(sessions, found)
-    if alone and os.geteuid() == 0 and not dry_run:
-        found += [Finding(f"uid {uid}", "a lease whose holder has ended", "removed") for uid in remove_stale()]
+    if alone and not dry_run:
+        found += _ended_leases()
     return tuple(found)
 
 
@@ -243,6 +243,12 @@ def _temporary_files(root: RootDir, *, dry_run: bool) -> Iterator[Finding]:
             yield Finding(name, "a file that was not whole yet", "removed")
 
 
+def _ended_leases() -> Iterator[Finding]:
+    """In root mode; without root there are no leases."""
+    if os.geteuid() == 0:
+        yield from (Finding(f"uid {uid}", "a lease whose holder has ended", "removed") for uid in remove_stale())
+
+
 def _alone(layout: StateLayout, *, dry_run: bool) -> Iterator[Finding]:
     """What only who is alone may remove; nothing while somebody else is there. Short: others are refused meanwhile."""
     try:
@@ -252,8 +258,8 @@ def _alone(layout: StateLayout, *, dry_run: bool) -> Iterator[Finding]:
     try:
         with RootDir.open(layout.root) as root:
             yield from _temporary_files(root, dry_run=dry_run)
-        if os.geteuid() == 0 and not dry_run:
-            yield from (Finding(f"uid {uid}", "a lease whose holder has ended", "removed") for uid in remove_stale())
+        if not dry_run:
+            yield from _ended_leases()
     finally:
         os.close(lock)
 

@@ -69,6 +69,7 @@ class Builder:
     def __init__(self, sock: socket.socket, start: Start) -> None:
         self._sock = sock
         self._start = start
+        self._has_memfd_noexec = not start.rootless and os.path.exists(_MEMFD_NOEXEC)
         self._forge = Forge(start.attach, rootless=start.rootless, spawn_user_namespace=self._spawn_user_namespace)
 
     def serve(self) -> None:
@@ -109,7 +110,7 @@ class Builder:
 
     def _effective(self, setup: Setup) -> Setup:
         flags = setup.flags | (SetupFlag.ROOTLESS if self._start.rootless else SetupFlag(0))
-        if self._start.rootless or not os.path.exists(_MEMFD_NOEXEC):
+        if not self._has_memfd_noexec:
             # The seccomp filter says the same, to everything but init itself.
             flags &= ~SetupFlag.MEMFD_NOEXEC
         return replace(setup, flags=flags)
